@@ -1,0 +1,119 @@
+"""The report: what a diagnosis says, as pydantic models (DESIGN section 6). Its JSON is schema version "1"."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = "1"
+
+Severity = Literal["error", "warning", "info"]
+Verdict = Literal["servable", "servable-with-fixes", "not-servable", "unknown"]
+ProbeStatus = Literal["ok", "failed", "crashed", "timeout", "skipped"]
+
+
+class Model(BaseModel):
+    """Base of the report's models: frozen, and tolerant of fields that a later version added."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Tool(Model):
+    """Who wrote the report."""
+
+    name: str = "xpufp8"
+    version: str
+
+
+class TargetInfo(Model):
+    """What was diagnosed."""
+
+    python: str
+    device: str
+    simulated: bool
+    model: str | None = None
+    vllm_args: list[str] = Field(default_factory=list)
+
+
+class ProbeReport(Model):
+    """One probe's run. ``facts`` is empty unless the status is ``ok``; ``detail`` says why."""
+
+    name: str
+    status: ProbeStatus
+    seconds: float = 0.0
+    facts: dict[str, Any] = Field(default_factory=dict)
+    detail: str = ""
+    """For a probe without an answer: the signal, the limit or the exception."""
+    last_lines: list[str] = Field(default_factory=list)
+    """End of what the child printed, for a probe without an answer."""
+
+
+class Evidence(Model):
+    """One observation that a finding rests on."""
+
+    probe: str
+    mode: Literal["live", "static", "simulated"]
+    observed: str
+    expected: str = ""
+    where: str = ""
+    """File and line, op, table row or log line it was seen at."""
+
+
+class Fix(Model):
+    """One way to remove a finding."""
+
+    kind: Literal["runtime", "flag", "env", "host"]
+    action: str
+    """``runtime``: the repair's name for XPUFP8_APPLY; ``flag``: options as typed; ``env``: K=V; ``host``: a sentence."""
+    verified: bool = False
+    """True only when the probe ran again with the fix and the finding was gone."""
+    cost: str = ""
+
+
+class Finding(Model):
+    """One thing that is wrong, or that could not be told (``status`` unknown)."""
+
+    code: str
+    severity: Severity
+    status: Literal["fail", "unknown"]
+    title: str
+    cause: str
+    subject: str = ""
+    """What exactly it is about (op, scheme, package, variable): tells two findings of one code apart."""
+    affects: list[str] = Field(default_factory=list)
+    """Layers or model parts that it hits, where known."""
+    evidence: list[Evidence] = Field(default_factory=list)
+    fixes: list[Fix] = Field(default_factory=list)
+    references: list[str] = Field(default_factory=list)
+
+
+class Reason(Model):
+    """Why one item stands in the plan."""
+
+    item: str
+    codes: list[str]
+    without_it: str
+
+
+class Plan(Model):
+    """The command that serves, or the best that is known."""
+
+    argv: list[str] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    shell: str = ""
+    because: list[Reason] = Field(default_factory=list)
+    host_actions: list[str] = Field(default_factory=list)
+    validated: Literal["none", "probe", "launch"] = "none"
+
+
+class Report(Model):
+    """A whole diagnosis."""
+
+    schema_version: Literal["1"] = SCHEMA_VERSION
+    tool: Tool
+    verdict: Verdict
+    target: TargetInfo
+    probes: list[ProbeReport] = Field(default_factory=list)
+    findings: list[Finding] = Field(default_factory=list)
+    plan: Plan = Field(default_factory=Plan)
