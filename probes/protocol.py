@@ -26,6 +26,7 @@ PROBES: dict[str, str] = {
     "environment": "probes.facts:EnvironmentFacts",
     "fake_tensor": "probes.facts:FakeTensorFacts",
     "kernel_table": "probes.facts:KernelTableFacts",
+    "model_trace": "probes.model_facts:ModelTraceFacts",
 }
 """Probe (module of this package with an ``observe(context) -> facts`` function) to its facts class, ``module:Class``."""
 
