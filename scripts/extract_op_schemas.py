@@ -5,7 +5,8 @@
 
 The schemas are read from the shared objects (``probes.op_libraries``), never by loading them; the Python modules are read with
 ``ast``, never imported. ``--csrc`` names the C++ sources of the same release, which say for which dispatch keys each op has a
-kernel; without them that stays unknown. The catalogue goes to xpufp8/data/ops/<package>-<version>.json.
+kernel; without them that stays unknown. Given a catalogue (.json) in place of a wheel, only that is added to it. The result goes
+to xpufp8/data/ops/<package>-<version>.json.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from probes.op_libraries import read_stream  # noqa: E402 - the repository's own package, wherever the script is called from
-from probes.op_schemas import CATALOGUES, Catalogue, Export, OpSchema  # noqa: E402 - the same
+from probes.op_schemas import CATALOGUES, Catalogue, Export, OpSchema, load_catalogue  # noqa: E402 - the same
 
 
 class Release:
@@ -65,8 +66,8 @@ class Release:
         return f"{self.path.name} sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}"
 
 
-def extract(release: Release, kernels: dict[str, list[str]], notes: str) -> Catalogue:
-    """The catalogue of a release. ``kernels``: op to the dispatch keys its sources name."""
+def extract(release: Release) -> Catalogue:
+    """The catalogue of a release, dispatch keys not yet known."""
     ops: list[OpSchema] = []
     modules: dict[str, str] = {}
     python: dict[str, list[Export]] = {}
@@ -86,11 +87,10 @@ def extract(release: Release, kernels: dict[str, list[str]], notes: str) -> Cata
         version=release.metadata["Version"],
         source=release.source,
         extracted=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        ops=[replace(op, dispatch=kernels.get(f"{op.namespace}::{op.parsed.full_name}", [])) for op in ops],
+        ops=ops,
         python=python,
         modules=modules,
         requires=release.metadata.get_all("Requires-Dist") or [],
-        notes=notes,
     )
 
 
@@ -134,18 +134,19 @@ def ops_called(node: ast.AST) -> list[str]:
 _LIBRARY = re.compile(r"(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_EXPAND)?\s*\(\s*(.+?)\s*,\s*(\w+)\s*\)\s*\{")
 _CALL = re.compile(r"\b(\w+)\s*\.\s*(def|impl)\s*\(")
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 _KEY = re.compile(r"(?:torch|c10|at)::(?:DispatchKey::)?k?(\w+)")
 
 
 def kernels_in_sources(folder: Path, namespaces: dict[str, str]) -> dict[str, list[str]]:
     """Op to dispatch keys, from the ``def`` and ``impl`` calls of the C++ sources.
 
-    ``namespaces``: first name of an op to its namespace, as the shared objects say. An op that is defined together with its
-    function and no key is CompositeImplicitAutograd: PyTorch traces through its parts.
+    ``namespaces``: name of an op to its namespace, as the shared objects say. A function given without a key, in ``def`` or in
+    ``impl``, is registered for CompositeImplicitAutograd, whatever device it needs.
     """
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.cpp")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _COMMENT.sub("", path.read_text(encoding="utf-8", errors="replace"))
         if not _LIBRARY.search(text):
             continue
         for match in _CALL.finditer(text):
@@ -156,11 +157,9 @@ def kernels_in_sources(folder: Path, namespaces: dict[str, str]) -> dict[str, li
                 continue
             rest = _LITERAL.sub("", call)
             key = _KEY.search(rest)
-            if match.group(2) == "impl":
-                keys = [key.group(1)] if key else []
-            else:
-                keys = ["CompositeImplicitAutograd"] if "&" in rest else []
-            found.setdefault(f"{namespaces[name.group(1)]}::{name.group(1)}", []).extend(keys)
+            if "&" in rest:
+                kernel = key.group(1) if key else "CompositeImplicitAutograd"
+                found.setdefault(f"{namespaces[name.group(1)]}::{name.group(1)}", []).append(kernel)
     return found
 
 
@@ -188,14 +187,15 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=CATALOGUES, help="folder for the catalogue (default: %(default)s)")
     parser.add_argument("--notes", default="", help="a remark that the catalogue carries")
     args = parser.parse_args()
-    release = Release(args.release, args.package)
-    catalogue = extract(release, {}, args.notes)
+    catalogue = load_catalogue(args.release) if args.release.suffix == ".json" else extract(Release(args.release, args.package))
     if not catalogue.ops:
         print(f"{args.release} registers no op: no catalogue written", file=sys.stderr)
         return 1
     if args.csrc:
-        names = {op.parsed.full_name: op.namespace for op in catalogue.ops}
-        catalogue = extract(release, kernels_in_sources(args.csrc, names), args.notes)
+        kernels = kernels_in_sources(args.csrc, {op.parsed.full_name: op.namespace for op in catalogue.ops})
+        catalogue = replace(catalogue, ops=[replace(op, dispatch=kernels.get(op.qualified, [])) for op in catalogue.ops])
+    if args.notes:
+        catalogue = replace(catalogue, notes=args.notes)
     args.output.mkdir(parents=True, exist_ok=True)
     target = args.output / f"{catalogue.package}-{catalogue.version}.json"
     target.write_text(catalogue.to_json(), encoding="utf-8")
