@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from probes.facts import ErrorFact, Frame
@@ -26,6 +27,7 @@ PROBES: dict[str, str] = {
     "environment": "probes.facts:EnvironmentFacts",
     "fake_tensor": "probes.facts:FakeTensorFacts",
     "kernel_table": "probes.facts:KernelTableFacts",
+    "model_config": "probes.model_config_facts:ModelConfigFacts",
     "model_trace": "probes.model_facts:ModelTraceFacts",
 }
 """Probe (module of this package with an ``observe(context) -> facts`` function) to its facts class, ``module:Class``."""
@@ -55,7 +57,7 @@ class Context:
         """
         data = json.loads(text or "{}")
         if not isinstance(data, dict):
-            raise ValueError("a probe context is a JSON object")
+            raise ValueError("a probe context is a JSON object")  # noqa: TRY004 - callers treat it as unreadable text
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in names})
 
@@ -111,5 +113,5 @@ def main(argv: list[str]) -> int:
         # Written beside and renamed, so that a child killed half-way never leaves a torn result.
         with open(target + ".part", "w", encoding="utf-8") as out:
             out.write(envelope)
-        os.replace(target + ".part", target)
+        Path(target + ".part").replace(target)
     return 0

@@ -1,4 +1,4 @@
-"""xpufp8: says before a weight is loaded whether an FP8 model will serve with vLLM on an Intel GPU, and repairs what is in the way.
+"""xpufp8: says before a weight is loaded whether an FP8 model will serve with vLLM on this Intel GPU, and repairs what it can.
 
 Public names load on first use, because this file is also imported inside vLLM's processes, where the host half's
 dependencies may be missing.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION: Literal["1"] = "1"
 
 Severity = Literal["error", "warning", "info"]
 Verdict = Literal["servable", "servable-with-fixes", "not-servable", "unknown"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from xpufp8.rules import probe
 from xpufp8.rules.base import AREAS, Case, Rule
 
-ALL: tuple[Rule, ...] = ()
+ALL: tuple[Rule, ...] = (*probe.RULES,)
+BY_CODE: dict[str, Rule] = {one.code: one for one in ALL}
 
-__all__ = ["ALL", "AREAS", "Case", "Rule"]
+__all__ = ["ALL", "AREAS", "BY_CODE", "Case", "Rule"]

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def platform(self) -> str:
-        """vLLM's platform name for the device: XPU, CPU or CUDA."""
+        """Name of the device's platform in vLLM: XPU, CPU or CUDA."""
         return "XPU" if self.simulated else self.device.split(":")[0].upper()
 
     def get(self, probe: str, kind: type[F]) -> F | None:
@@ -83,6 +83,8 @@ class Rule:
         )  # fmt: skip
 
 
-def rule(code: str, title: str, severity: Severity, needs: tuple[str, ...] = (), **extra: Any) -> Callable[[Callable[[Rule, Case], Iterator[Finding]]], Rule]:
+def rule(
+    code: str, title: str, severity: Severity, needs: tuple[str, ...] = (), **extra: Any
+) -> Callable[[Callable[[Rule, Case], Iterator[Finding]]], Rule]:
     """Decorator that turns a function into a Rule; the function's docstring is the rule's page."""
     return lambda check: Rule(code, title, severity, needs, check, **extra)

@@ -1,0 +1,5 @@
+"""``python -m xpufp8``."""
+
+from xpufp8.cli import main
+
+main()

@@ -1,0 +1,234 @@
+"""The command line: parse, call, print, exit. Nothing is decided here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from xpufp8 import __version__
+from xpufp8.errors import UsageError
+from xpufp8.output import Format
+from xpufp8.verdict import USAGE, FailOn
+
+PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+EPILOG = "Exit codes: 0 can be served as planned · 1 cannot, or a finding remains · 2 wrong usage · 3 no verdict."
+
+app = typer.Typer(
+    name="xpufp8",
+    help="Will this FP8 model serve with vLLM on this Intel GPU? Says so before a weight is loaded, and repairs what it can.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Tokens = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL] [VLLM OPTIONS]…", help="A folder with config.json or a hub id, and any options of vllm serve."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="xpu, cpu, cuda, or sim:<profile> such as sim:arc-pro-b60. Default: what the PCI bus shows.")
+]
+Python = Annotated[str | None, typer.Option(metavar="PATH", help="The interpreter that has torch and vLLM. Default: this one.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How the report is written.")]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there instead of stdout.")]
+FailOnOption = Annotated[
+    str, typer.Option("--fail-on", metavar="error|warning|never", help="From which severity on a finding fails the run.")
+]
+Only = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Run just this probe (again for more).")]
+Skip = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Leave this probe out (again for more).")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of one probe.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Probe again even if nothing changed.")]
+Vllm = Annotated[str | None, typer.Option("--vllm", metavar="PATH", help="Read an unpacked vLLM instead of the installed one.")]
+
+
+def stop(message: str, code: int = USAGE) -> NoReturn:
+    """End with one clear line on stderr."""
+    from xpufp8.output.text import clean
+
+    print(f"xpufp8: {clean(message)}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def fail_on_value(text: str) -> FailOn:
+    """The value of --fail-on.
+
+    Raises:
+        UsageError: none of the three.
+    """
+    for known in ("error", "warning", "never"):
+        if text == known:
+            return known
+    raise UsageError(f"--fail-on {text}: use error, warning or never.")
+
+
+def write(text: str, output: Path | None) -> None:
+    """Write a finished document to the file or stdout. The file is opened only now, so a failed run leaves none.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {output}: cannot be written ({error.strerror or error})") from error
+
+
+def emit(report: Any, chosen: Format, output: Path | None) -> None:
+    """Print or write a report in a format."""
+    from xpufp8.output import renderer, terminal
+
+    if chosen is Format.RICH and output is None:
+        terminal.show(report, terminal.console_for())
+    else:
+        write(renderer(chosen)(report), output)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Options of xpufp8 itself."""
+    if version:
+        print(f"xpufp8 {__version__}")
+        raise typer.Exit
+
+
+@app.command(context_settings=PASS_THROUGH, epilog=EPILOG)
+def doctor(
+    tokens: Tokens = None,
+    device: Device = None,
+    python: Python = None,
+    format_: FormatOption = Format.RICH,
+    output: Output = None,
+    fail_on: FailOnOption = "error",
+    only: Only = None,
+    skip: Skip = None,
+    timeout: Timeout = 180.0,
+    no_cache: NoCache = False,
+    vllm: Vllm = None,
+    runtime_fixes: Annotated[bool, typer.Option(help="Let the plan repair vLLM at run time.")] = True,
+    sysfs: Annotated[str | None, typer.Option(metavar="ROOT", help="Replay recorded host facts from this folder.")] = None,
+    list_probes: Annotated[bool, typer.Option("--list-probes", help="Name the probes and stop.")] = False,
+) -> None:
+    """Say whether MODEL will serve here, what is in the way, and what to do.
+
+    Options that xpufp8 does not know are vllm serve's and are passed on unchanged; -- ends xpufp8's own. Without MODEL the
+    installation alone is checked.
+    """
+    from xpufp8 import doctor as work
+    from xpufp8.progress import Progress
+    from xpufp8.target import resolve
+    from xpufp8.verdict import exit_code
+
+    if list_probes:
+        from probes.protocol import PROBES
+
+        print("\n".join(PROBES))
+        raise typer.Exit
+    threshold = fail_on_value(fail_on)
+    target = resolve(tokens or [], device=device, python=python, vllm_path=vllm, sysfs=sysfs)
+    with Progress(target) as progress:
+        request = work.Request(
+            only=tuple(only or ()),
+            skip=tuple(skip or ()),
+            timeout=timeout,
+            runtime_fixes=runtime_fixes,
+            cache=not no_cache,
+            on_done=progress.done,
+        )
+        report = work.diagnose_target(target, request)
+    emit(report, format_, output)
+    raise typer.Exit(exit_code(report, threshold))
+
+
+@app.command()
+def ops(
+    device: Device = None,
+    python: Python = None,
+    format_: FormatOption = Format.RICH,
+    output: Output = None,
+    timeout: Timeout = 180.0,
+    every: Annotated[bool, typer.Option("--all", help="Every op, not just those that cannot be traced.")] = False,
+) -> None:
+    """The op table: registered, fake, device kernel, and whether torch.compile can trace it."""
+    from xpufp8.tables import run_table
+
+    raise typer.Exit(
+        run_table("fake_tensor", device=device, python=python, chosen=format_, output=output, timeout=timeout, every=every)
+    )
+
+
+@app.command()
+def kernels(
+    device: Device = None,
+    python: Python = None,
+    format_: FormatOption = Format.RICH,
+    output: Output = None,
+    timeout: Timeout = 180.0,
+    vllm: Vllm = None,
+) -> None:
+    """The kernel-table matrix: which platform has a row in which of vLLM's tables, and what its choosers select here."""
+    from xpufp8.tables import run_table
+
+    raise typer.Exit(
+        run_table("kernel_table", device=device, python=python, chosen=format_, output=output, timeout=timeout, vllm_path=vllm)
+    )
+
+
+@app.command()
+def rule(code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A rule's code, such as KRN001.")] = None) -> None:
+    """A rule's page, or the list of all rules."""
+    from xpufp8.pages import listing, page
+
+    sys.stdout.write(listing() if code is None else page(code))
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of the report."""
+    from xpufp8.output.json_report import schema as text
+
+    sys.stdout.write(text())
+
+
+def main() -> NoReturn:
+    """Entry point: the exit codes of DESIGN section 5, and never a traceback that nobody asked for."""
+    import click
+
+    try:
+        code = app(standalone_mode=False)
+    except UsageError as error:
+        code = _say(str(error), USAGE)
+    except typer.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = USAGE
+    except (click.Abort, KeyboardInterrupt):
+        code = _say("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our pipe has gone (| head); what it read is complete, and Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code or 0)
+
+
+def _say(message: str, code: int) -> int:
+    from xpufp8.output.text import clean
+
+    print(f"xpufp8: {clean(message)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The one path of a diagnosis: probe, judge, plan, report."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from probes.protocol import PROBES
+from xpufp8 import __version__
+from xpufp8.children import Launch, run_probes
+from xpufp8.errors import UsageError
+from xpufp8.report import Finding, ProbeReport, Report, Tool
+from xpufp8.staging import stage
+from xpufp8.target import Target, resolve
+from xpufp8.verdict import RANK
+
+SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
+APPLY_VARIABLE = "XPUFP8_APPLY"
+
+ORDER = ("environment", "model_config", "devices", "kernel_table", "fake_tensor", "model_trace")
+"""Quick ones first, so that progress shows something at once; others follow in the order of PROBES."""
+
+NEED_MODEL = frozenset({"model_config", "model_trace"})
+NEEDED = ("environment", "kernel_table")
+"""Without these nothing can be said; with a model, ``model_trace`` too, on a simulated device."""
+
+OnDone = Callable[[ProbeReport], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one diagnosis is asked to do."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    timeout: float = 180.0
+    """Seconds for one probe."""
+    total: float = 900.0
+    """Seconds for all of them."""
+    runtime_fixes: bool = True
+    """False keeps repairs inside vLLM out of the plan."""
+    replan: bool = True
+    """False stops after the first look: nothing is repaired, nothing is probed again."""
+    cache: bool = True
+    on_done: OnDone | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def select(target: Target, request: Request) -> list[str]:
+    """The probes that apply, in order.
+
+    Raises:
+        UsageError: a name that is no probe.
+    """
+    known = [*(n for n in ORDER if n in PROBES), *(n for n in PROBES if n not in ORDER)]
+    for name in (*request.only, *request.skip):
+        if name not in known:
+            raise UsageError(f"no probe is called {name!r}. Probes: {', '.join(known)}.")
+    chosen = [n for n in known if n in request.only] if request.only else known
+    return [n for n in chosen if n not in request.skip and (target.model is not None or n not in NEED_MODEL)]
+
+
+def launch_for(target: Target, request: Request, apply: Sequence[str] = (), extra_path: Sequence[Path] = ()) -> Launch:
+    """How probes of this target are started; ``apply`` are runtime repairs to switch on."""
+    environment = {APPLY_VARIABLE: ",".join(apply)}
+    environment[SIMULATE_VARIABLE] = target.device.partition(":")[2] if target.simulated else ""
+    return Launch(
+        python=target.python,
+        pythonpath=[stage(), *extra_path],
+        environment=environment,
+        timeout=request.timeout,
+        deadline=time.monotonic() + request.total,
+    )
+
+
+def observe(target: Target, names: Sequence[str], request: Request, launch: Launch) -> list[ProbeReport]:
+    """Run probes of a target."""
+    context = replace(target.context(), options=target.context().options | request.options | scheme_options(target))
+    return run_probes([(name, context) for name in names], launch, request.on_done)
+
+
+def scheme_options(target: Target) -> dict[str, Any]:
+    """What the kernel table is asked about: the model's own schemes, or all of them."""
+    if target.model is None or not target.model.uses:
+        return {}
+    return {"schemes": sorted({use.scheme for use in target.model.uses if use.scheme != "unquantized"})}
+
+
+@cache
+def facts_class(name: str) -> Any:
+    """The facts class of a probe."""
+    module, _, cls = PROBES[name].partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(facts_class(name))
+
+
+def validate(reports: Sequence[ProbeReport]) -> tuple[list[ProbeReport], dict[str, Any], dict[str, str]]:
+    """Read facts back into their dataclasses.
+
+    Returns:
+        The reports (one whose facts are not in the agreed form has become ``failed``), facts by probe, and for every probe
+        without facts the reason.
+    """
+    checked: list[ProbeReport] = []
+    facts: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for report in reports:
+        if report.status == "ok" and report.name in PROBES:
+            try:
+                facts[report.name] = _adapter(report.name).validate_python(report.facts)
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                detail = f"its answer is not in the agreed form ({place}: {first['msg']})"
+                report = report.model_copy(update={"status": "failed", "detail": detail, "facts": {}})
+        if report.status != "ok":
+            missing[report.name] = f"{report.status}: {report.detail}" + "".join(f"\n  {line}" for line in report.last_lines[-3:])
+        checked.append(report)
+    return checked, facts, missing
+
+
+def judge(target: Target, facts: dict[str, Any], missing: dict[str, str]) -> list[Finding]:
+    """Run every rule whose facts are there; the order of the findings is stable."""
+    from xpufp8.rules import ALL, Case
+
+    case = Case(target.device, target.vllm_args, target.model, facts, missing)
+    findings: list[Finding] = []
+    for one in ALL:
+        if any(name not in facts for name in one.needs):
+            continue
+        try:
+            findings += one.check(one, case)
+        except Exception as error:  # noqa: BLE001 - a rule that fails is said to have failed; silence would read as good news
+            cause = f"The rule itself failed ({type(error).__name__}: {error}); what it checks is unknown. Please report this."
+            findings.append(one.finding("rule", cause, [], unknown=True))
+    return sorted(findings, key=order)
+
+
+def order(finding: Finding) -> tuple[int, int, str, str]:
+    """Worst first, then what is sure, then by code and subject."""
+    return RANK[finding.severity], finding.status != "fail", finding.code, finding.subject
+
+
+def check_input(target: Target, facts: dict[str, Any]) -> None:
+    """Refuse a model type that nothing here knows: wrong input, not a failure of the stack.
+
+    Raises:
+        UsageError: neither transformers nor vLLM know the type, and no remote code stands for it.
+    """
+    config = facts.get("model_config")
+    if target.model is None or config is None or config.transformers_knows is not False or config.remote_code:
+        return
+    if config.vllm_knows or any(config.architectures.values()):
+        return
+    versions = f"transformers {config.transformers or '(none)'} and vLLM {config.vllm or '(none)'} of {target.python}"
+    raise UsageError(
+        f"MODEL {target.model.source}: model_type {config.model_type!r} is not known to {versions}. "
+        "Check the spelling in config.json, or take a release that has the model."
+    )
+
+
+def diagnose(
+    *tokens: str,
+    device: str | None = None,
+    python: str | None = None,
+    vllm_path: str | None = None,
+    sysfs: str | None = None,
+    request: Request | None = None,
+) -> Report:
+    """Diagnose a target and return the report.
+
+    Args:
+        tokens: MODEL and options of ``vllm serve``, as on its command line; none at all checks the installation alone.
+        device: xpu, cpu, cuda or sim:<profile>; None looks at the PCI bus.
+        python: Interpreter that has torch and vLLM; None takes the running one.
+        vllm_path: Folder of an unpacked vLLM to read instead of the installed one.
+        sysfs: Root folder of recorded host facts.
+        request: Limits and selections.
+
+    Raises:
+        UsageError: wrong usage or unreadable input.
+    """
+    target = resolve(tokens, device=device, python=python, vllm_path=vllm_path, sysfs=sysfs)
+    return diagnose_target(target, request or Request())
+
+
+def diagnose_target(target: Target, request: Request) -> Report:
+    """Diagnose a resolved target.
+
+    Raises:
+        UsageError: a probe name that is none, or a model type that nothing knows.
+    """
+    names = select(target, request)
+    reports = observe(target, names, request, launch_for(target, request))
+    return conclude(target, reports, request, live=True)
+
+
+def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *, live: bool) -> Report:
+    """From probe reports to the report. ``live`` allows probing again with repairs; facts from elsewhere cannot be."""
+    from xpufp8.planner import make_plan
+    from xpufp8.verdict import judge as verdict_of
+
+    checked, facts, missing = validate(reports)
+    check_input(target, facts)
+    findings, plan = make_plan(target, judge(target, facts, missing), request, live=live and request.replan)
+    needed = [*NEEDED, *(["model_trace"] if target.model and target.simulated and "model_trace" in PROBES else [])]
+    return Report(
+        tool=Tool(version=__version__),
+        verdict=verdict_of(findings, checked, needed, plan),
+        target=target.info,
+        probes=checked,
+        findings=findings,
+        plan=plan,
+    )

@@ -1,0 +1,151 @@
+"""The report for a person at a terminal: what is wrong, what was seen, what to do, in that order, readable at 80 columns."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from xpufp8.output.text import plain
+from xpufp8.report import Finding, Report
+from xpufp8.verdict import fixed, remaining
+
+STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+WIDTH = 80
+EVIDENCE_SHOWN = 6
+
+
+def render(report: Report, width: int = WIDTH) -> str:
+    """The report as plain text, without colour, at a fixed width."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(view(report))
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report to a console, which knows its width and whether colours are wanted."""
+    console.print(view(report))
+
+
+def view(report: Report) -> RenderableType:
+    """The whole report."""
+    wrong = [f for f in report.findings if f.status == "fail" and not fixed(f)]
+    cured = [f for f in report.findings if f.status == "fail" and fixed(f)]
+    unknown = [f for f in report.findings if f.status == "unknown"]
+    parts: list[RenderableType] = [_head(report), _verdict(report), Text()]
+    for title, findings in (("", wrong), ("Repaired by the plan", cured), ("Could not be told", unknown)):
+        if findings and title:
+            parts.append(Text(title, style="bold underline"))
+        parts += [_finding(f, report) for f in findings]
+    if report.plan.shell:
+        parts.append(_plan(report))
+    parts.append(_probes(report))
+    return Group(*parts)
+
+
+def _version(report: Report, package: str) -> str | None:
+    facts = next((p.facts for p in report.probes if p.name == "environment"), {})
+    packages = facts.get("packages") or []
+    return next(
+        (
+            str(p.get("version") or "?")
+            for p in packages
+            if isinstance(p, dict) and p.get("name") == package and p.get("location")
+        ),
+        None,
+    )
+
+
+def _head(report: Report) -> Text:
+    words = [f"xpufp8 {report.tool.version}", f"device {report.target.device}"]
+    words += [f"{name} {version}" for name in ("vllm", "torch") if (version := _version(report, name))]
+    if report.target.model:
+        words.append(f"model {report.target.model}")
+    return plain(" · ".join(words), "dim")
+
+
+def _verdict(report: Report) -> Text:
+    left = remaining(report.findings)
+    counts = [(n, name) for name in ("error", "warning") if (n := sum(f.severity == name for f in left))]
+    said = ", ".join(f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts)
+    model = "This model" if report.target.model else "FP8 serving"
+    words = {
+        "servable": ("green", f"{model} can be served here as asked"),
+        "servable-with-fixes": ("green", f"{model} can be served here with the plan below"),
+        "not-servable": ("bold red", f"{model} will not be served here"),
+        "unknown": ("bold yellow", "No verdict: a needed probe gave no answer"),
+    }
+    style, text = words[report.verdict]
+    if report.target.simulated:
+        text += " (on a simulated XPU)"
+    return plain(text + (f": {said}" if said else "") + ".", style)
+
+
+def _labelled(rows: Iterable[tuple[str, Text]]) -> Table:
+    """Two columns: what kind of line it is, and the line, wrapped in its own column."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", width=8)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(label, text)
+    return table
+
+
+def _finding(finding: Finding, report: Report) -> RenderableType:
+    del report
+    mark = "unknown" if finding.status == "unknown" else finding.severity
+    title = Text.assemble((mark.upper(), STYLE.get(mark, "bold")), " ", (finding.code, "bold"), "  ", plain(finding.title))
+    if finding.subject:
+        title.append_text(Text.assemble(": ", plain(finding.subject, "bold")))
+    rows: list[tuple[str, Text]] = [("why", plain(finding.cause))]
+    if finding.affects:
+        rows.append(("hits", plain("; ".join(finding.affects))))
+    for at, evidence in enumerate(finding.evidence[:EVIDENCE_SHOWN]):
+        text = plain(f"{evidence.mode}: {evidence.observed}")
+        if evidence.where:
+            text.append_text(plain(f"  ({evidence.where})", "dim"))
+        rows.append(("seen" if at == 0 else "", text))
+    if len(finding.evidence) > EVIDENCE_SHOWN:
+        rows.append(("", plain(f"and {len(finding.evidence) - EVIDENCE_SHOWN} more (--format json has all)", "dim")))
+    for at, fix in enumerate(finding.fixes):
+        done = "tried, it works: " if fix.verified else ""
+        cost = f"  [{fix.cost}]" if fix.cost else ""
+        how = {"runtime": "runtime repair ", "flag": "option ", "env": "environment ", "host": ""}[fix.kind]
+        rows.append(("do" if at == 0 else "or", plain(f"{done}{how}{fix.action}{cost}")))
+    return Padding(Group(title, Padding(_labelled(rows), (0, 0, 0, 2))), (0, 0, 1, 0))
+
+
+def _plan(report: Report) -> RenderableType:
+    plan = report.plan
+    said = {"none": "not validated", "probe": "every probe passes with it", "launch": "launched and answered"}[plan.validated]
+    parts: list[RenderableType] = [plain(f"Command ({said})", "bold underline"), Padding(plain(plan.shell), (0, 0, 0, 2))]
+    rows = [(", ".join(r.codes), plain(f"{r.item}: without it {r.without_it}")) for r in plan.because]
+    if rows:
+        parts.append(Padding(_labelled(rows), (0, 0, 0, 2)))
+    parts += [Padding(plain(f"first: {action}"), (0, 0, 0, 2)) for action in plan.host_actions]
+    return Padding(Group(*parts), (0, 0, 1, 0))
+
+
+def _probes(report: Report) -> Text:
+    words = [f"{p.name} {p.seconds:.1f} s" if p.status == "ok" else f"{p.name} {p.status.upper()}" for p in report.probes]
+    return plain("probes  " + " · ".join(words), "dim")
+
+
+def console_for(stream: object | None = None, *, stderr: bool = False) -> Console:
+    """A console that colours only on a terminal and never in a pipe."""
+    del stream
+    width = None if os.environ.get("COLUMNS") or _is_terminal(stderr) else WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def _is_terminal(stderr: bool) -> bool:
+    import sys
+
+    return (sys.stderr if stderr else sys.stdout).isatty()
