@@ -167,6 +167,17 @@ class FakeTensorFacts:
 
 
 @dataclass(frozen=True)
+class ConditionalRowFact:
+    """Kernels that stand in a table only when a condition holds at import, which reading the source cannot decide."""
+
+    platform: str
+    kernels: list[str]
+    condition: str
+    """As in the source, or what made the value unreadable."""
+    line: int
+
+
+@dataclass(frozen=True)
 class TableFact:
     """One of vLLM's kernel tables, read from its source."""
 
@@ -184,6 +195,8 @@ class TableFact:
     """How the chooser reads it: ``table[platform]`` (KeyError), ``.get`` (reasons in a ValueError), or a plain list."""
     lookup_file: str | None = None
     lookup_line: int | None = None
+    conditional: list[ConditionalRowFact] = field(default_factory=list)
+    """Additions that ``rows`` does not hold because they depend on a condition."""
 
 
 @dataclass(frozen=True)
@@ -230,3 +243,5 @@ class KernelTableFacts:
     selections: list[SelectionFact] = field(default_factory=list)
     live_error: ErrorFact | None = None
     """Why the live part gave no answer."""
+    problems: list[str] = field(default_factory=list)
+    """What of the source could not be read, one sentence each: a missing folder, a file with a syntax error."""
