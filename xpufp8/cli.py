@@ -11,8 +11,8 @@ import typer
 
 from xpufp8 import __version__
 from xpufp8.errors import UsageError
+from xpufp8.exits import INTERRUPTED, USAGE, FailOn
 from xpufp8.output import Format
-from xpufp8.verdict import USAGE, FailOn
 
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
 EPILOG = "Exit codes: 0 can be served as planned · 1 cannot, or a finding remains · 2 wrong usage · 3 no verdict."
@@ -203,19 +203,19 @@ def schema() -> None:
 
 def main() -> NoReturn:
     """Entry point: the exit codes of DESIGN section 5, and never a traceback that nobody asked for."""
-    import click
-
+    # Typer carries its own copy of Click in some releases and the real one in others; its exceptions are found through Typer.
+    parse_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
         code = _say(str(error), USAGE)
     except typer.Exit as error:
         code = error.exit_code
-    except click.ClickException as error:
+    except parse_error as error:
         error.show()
         code = USAGE
-    except (click.Abort, KeyboardInterrupt):
-        code = _say("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our pipe has gone (| head); what it read is complete, and Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

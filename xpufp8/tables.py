@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from xpufp8.doctor import Request, judge, launch_for, observe, validate
+from xpufp8.exits import NO_VERDICT, OK, REMAINS
 from xpufp8.output import Format
 from xpufp8.progress import Progress
 from xpufp8.report import ProbeReport
 from xpufp8.target import Target, resolve
-from xpufp8.verdict import NO_VERDICT, OK, REMAINS, remaining
+from xpufp8.verdict import remaining
 
 
 def run_table(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from xpufp8.exits import NO_VERDICT, OK, REMAINS, FailOn
 from xpufp8.report import Finding, Plan, ProbeReport, Report, Verdict
 
-FailOn = Literal["error", "warning", "never"]
-
-OK, REMAINS, USAGE, NO_VERDICT = 0, 1, 2, 3
 RANK = {"error": 0, "warning": 1, "info": 2}
 
 

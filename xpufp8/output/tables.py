@@ -52,23 +52,33 @@ def _consequence(lookup: str) -> str:
     return {"index": "KeyError", "get": "ValueError", "iterate": "one list for all"}.get(lookup, "unknown")
 
 
+DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
 def selection_table(selections: list[SelectionFact], device: str) -> Table:
-    """What vLLM's own choosers answered."""
+    """What vLLM's own choosers answered; dtypes with the same answer share a line."""
     table = _table("scheme", "dtype", f"kernel on {device}")
+    grouped: dict[tuple[bool, str, str, str], list[str]] = {}
     for one in selections:
-        title = BY_NAME[one.scheme].name if one.scheme in BY_NAME else one.scheme
-        if one.kernel:
-            answer = plain(one.kernel, "green")
-        elif one.error is not None and not one.reasons:
-            answer = plain(f"{one.error.type.rsplit('.', 1)[-1]}: {one.error.message}".splitlines()[0], "red")
-        else:
-            answer = plain("none: " + " ".join(one.reasons), "red")
-        table.add_row(
-            plain(title),
-            plain({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(one.activation_dtype, one.activation_dtype)),
-            answer,
-        )
+        text, style = _answer(one)
+        key = (one.table.startswith("moe"), one.scheme, text, style)
+        grouped.setdefault(key, []).append(DTYPE.get(one.activation_dtype, one.activation_dtype))
+    for (moe, scheme, text, style), dtypes in sorted(grouped.items(), key=lambda item: item[0][0]):
+        name = BY_NAME[scheme].name if scheme in BY_NAME else scheme
+        table.add_row(plain(name + (" (MoE)" if moe else "")), " ".join(dict.fromkeys(dtypes)), plain(text, style))
     return table
+
+
+def _answer(one: SelectionFact) -> tuple[str, str]:
+    if one.kernel:
+        return one.kernel, "green"
+    if one.error is not None and not one.reasons:
+        return f"not told: {one.error.type.rsplit('.', 1)[-1]}: {one.error.message}".splitlines()[0], "yellow"
+    if not one.reasons:
+        return "none: this table has no kernel for the platform", "red"
+    first = one.reasons[0].strip()
+    more = f" (and {len(one.reasons) - 1} more refusals)" if len(one.reasons) > 1 else ""
+    return f"none: {first}{more}", "red"
 
 
 def _moe_table(facts: KernelTableFacts) -> Table:

