@@ -53,6 +53,17 @@ class PackageFact:
     """Build flavour: ``cpu``, ``xpu``, ``cu130``, ``rocm``…, from the local version or the package's own version module."""
     requires: list[str] = field(default_factory=list)
     """Requirements of its metadata that name another package of the serving stack, as written there."""
+    flavour_from: str = ""
+    """What shows the flavour: ``version``, ``version module``, ``distribution name`` or the library that its objects need."""
+    installer: str | None = None
+    """Who installed it, as its metadata says: pip, uv, conda…"""
+    origin: str | None = None
+    """Where it was installed from when that was no index (``direct_url.json``): a file, folder or repository, credentials redacted."""
+    editable: bool = False
+    backends: list[str] = field(default_factory=list)
+    """Backends that a Triton carries: intel, nvidia, amd, cpu."""
+    extensions: list[str] = field(default_factory=list)
+    """Its extension modules that this interpreter can import, by dotted name: ``vllm_xpu_kernels._C``."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,14 @@ class LibraryFact:
     """NEEDED names that no search path of the loader holds."""
     other_generation: dict[str, list[str]] = field(default_factory=dict)
     """For a missing ``libX.so.N``: the generations of ``libX`` that are there."""
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """For a missing name: a file of that very name which lies where the loader does not look (oneAPI not sourced)."""
+    loaded_by: list[str] = field(default_factory=list)
+    """Extension modules that cannot load because of it, by dotted name; ``torch._C`` means that torch cannot be imported."""
+    undefined: list[str] = field(default_factory=list)
+    """Symbols of torch's libraries that it needs and the installed torch does not export: it was built for another torch."""
+    error: str | None = None
+    """Why it could not be read as ELF: empty, cut off, a Git LFS pointer."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,26 @@ class CommandFact:
     path: str | None
     needs_distribution: str | None = None
     distribution_found: bool | None = None
+    asked_at: str = ""
+    """File and line that ask for the metadata."""
+    error: str | None = None
+    """The error that the command ends with, as this interpreter words it."""
+    interpreter: str | None = None
+    """Interpreter of the script (its first line); None where it could not be read."""
+    same_interpreter: bool | None = None
+    """Whether that is the interpreter that was probed."""
+
+
+@dataclass(frozen=True)
+class ImportFact:
+    """A module that vLLM's code for the XPU platform imports before anything else can happen."""
+
+    module: str
+    file: str
+    line: int
+    found: bool
+    conditional: bool = False
+    """True when it stands under an ``if``: needed only in some set-ups."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +152,16 @@ class EnvironmentFacts:
     """What shows a sourced oneAPI environment: ONEAPI_ROOT, SETVARS_COMPLETED, the folder, …"""
     torch_backends: list[str] = field(default_factory=list)
     """Backends the torch build carries, seen from its shared objects: cpu, cuda, xpu, hip."""
+    imports: list[ImportFact] = field(default_factory=list)
+    """What vLLM's XPU platform imports, and whether it is there."""
+    generations: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """Libraries of which one process can hold only one generation: ``libsycl.so`` to NEEDED name to the packages that need it."""
+    markers: dict[str, str] = field(default_factory=dict)
+    """Values of this interpreter for environment markers in requirements (PEP 508)."""
+    elf_error: str | None = None
+    """Why shared objects were not read (pyelftools is absent); None when they were."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, one sentence each."""
 
 
 # -- fake_tensor -------------------------------------------------------------------------------------------------------
