@@ -1,0 +1,245 @@
+"""What a forward pass reaches: every custom op, whether Dynamo saw it, from which layer, and how it can be traced.
+
+Two witnesses: the graphs that Dynamo hands to a recording backend (the compiled region), and the fake mode's own dispatch (everything
+else). Bodies of opaque ops (``vllm::moe_forward``) run afterwards under the same fake mode, so that what they call is seen too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from probes.model_facts import Region
+
+BUILT_IN = frozenset({"aten", "prims", "prim", "profiler", "c10d", "_c10d_functional", "inductor", "higher_order", "quantized", "onednn", "mkldnn", "debugprims"})  # fmt: skip
+"""Namespaces of torch itself; everything else is somebody's custom op."""
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def pattern(name: str) -> str:
+    """Layer name with layer numbers replaced: ``model.layers.3.mlp`` → ``model.layers.*.mlp``."""
+    return _NUMBER.sub("*", name)
+
+
+def op_name(op: Any) -> str:
+    """``namespace::name`` of an overload, with ``.overload`` unless it is the default one."""
+    qualified = str(op._schema.name)
+    return f"{qualified}.{op._overloadname}" if op._overloadname != "default" else qualified
+
+
+def overload_of(target: Any) -> Any:
+    """The op overload that a graph node calls; Dynamo's graphs name ops by their packet. None for other callables."""
+    if hasattr(target, "_schema"):
+        return target
+    overloads = getattr(target, "overloads", None)
+    if not callable(overloads) or not hasattr(target, "_qualified_op_name"):
+        return None
+    names = list(overloads())
+    return getattr(target, "default" if "default" in names else names[0]) if names else None
+
+
+def is_custom(op: Any) -> bool:
+    """True for an op overload outside torch's own namespaces."""
+    return hasattr(op, "_schema") and op.namespace not in BUILT_IN
+
+
+def tracing_of(op: Any, inferred: set[str]) -> str:
+    """How torch traces the op (``probes.facts.Tracing``); fakes that this trace put there do not count."""
+    import torch
+    from torch._library import simple_registry
+
+    name = str(op._schema.name)
+    if name not in inferred:
+        holder = simple_registry.singleton.find(name).fake_impl
+        if getattr(holder, "kernel", None) is not None:
+            return "fake"
+        qualified = op.name()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):
+            return "meta"
+        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd"):
+            return "composite"
+    if op._schema.is_mutable and not op._schema.returns:
+        return "trivial"
+    return "none"
+
+
+@dataclass
+class Call:
+    """How often one op was called in one region, and by which layers."""
+
+    op: Any
+    region: Region
+    via: str = ""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Calls by layer name as traced."""
+    tracing: str = "undetermined"
+
+
+class Recorder:
+    """Collects calls of custom ops. One for a whole trace; ``reset`` before a stage is tried again."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[str, Region, str], Call] = {}
+        self.names: dict[int, str] = {}
+        """Module identity to its name in the model."""
+        self.aliases: dict[str, str] = {}
+        """Name of a compiled module inside Dynamo's graph to its name in the model."""
+        self.inferred: set[str] = set()
+        """Ops whose fake this trace put there."""
+        self.graphs = 0
+        self.inside = 0
+        self.via = ""
+        self.bodies: dict[str, Callable[..., Any]] = {}
+        self.pending: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        """First call of each opaque op from each kind of layer: its arguments, to run the body with."""
+
+    def reset(self) -> None:
+        """Forget the calls seen so far."""
+        self.calls.clear()
+        self.pending.clear()
+        self.graphs = 0
+
+    def watch(self, model: Any) -> None:
+        """Learn the names of a model's modules."""
+        self.names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
+
+    def note(self, op: Any, region: Region, layer: str) -> None:
+        """Count one call."""
+        key = (op_name(op), region, self.via)
+        call = self.calls.get(key)
+        if call is None:
+            call = self.calls[key] = Call(op, region, self.via, tracing=tracing_of(op, self.inferred))
+        call.calls[layer] = call.calls.get(layer, 0) + 1
+
+    # -- compiled region -----------------------------------------------------------------------------------------------
+
+    def backend(self, owner: str) -> Callable[..., Any]:
+        """A Dynamo backend for the compiled module named ``owner``: notes the graph's ops and runs the graph as it is."""
+
+        def record(graph: Any, example_inputs: Any, **kwargs: Any) -> Any:
+            self.graphs += 1
+            for node in graph.graph.nodes:
+                op = overload_of(node.target) if node.op == "call_function" else None
+                if op is not None and is_custom(op):
+                    self.note(op, "compiled", self._layer_of(node, owner))
+
+            def run(*args: Any) -> Any:
+                self.inside += 1
+                try:
+                    return graph.forward(*args)
+                finally:
+                    self.inside -= 1
+
+            return run
+
+        return record
+
+    def _layer_of(self, node: Any, owner: str) -> str:
+        stack = node.meta.get("nn_module_stack") or {}
+        path = ""
+        for value in stack.values():
+            path = str(value[0])
+        path = re.sub(r"L\['self'\]|L\['fn'\]|_forward_method\.__self__|_modules|_orig_mod|getattr\(|\)", "", path)
+        path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+        path = re.sub(r"\.{2,}", ".", path.replace("'", "").replace(", ", ".")).strip(".")
+        return ".".join(part for part in (owner, path) if part)
+
+    # -- everything else -----------------------------------------------------------------------------------------------
+
+    def dispatched(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called by the fake mode for every op that it sees."""
+        if not is_custom(op) or _compiling():
+            return
+        layer = self._calling_layer(args, kwargs)
+        body = self.bodies.get(str(op._schema.name))
+        if body is not None and not self.via:
+            self.pending.setdefault((str(op._schema.name), pattern(layer)), (op, args, kwargs))
+        if not self.inside:
+            self.note(op, "outside", layer)
+
+    def _calling_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, str) and "." in value and not value.startswith(("http", "/")):
+                return value  # opaque ops are told the name of their layer
+        frame: Any = sys._getframe(2)
+        depth = 0
+        while frame is not None and depth < 60:
+            owner = frame.f_locals.get("self")
+            name = self.names.get(id(owner)) if owner is not None else None
+            if name:
+                return name
+            frame, depth = frame.f_back, depth + 1
+        return ""
+
+
+def _compiling() -> bool:
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException, tuple[Any, ...], dict[str, Any]], bool]) -> Any:
+    """A FakeTensorMode that reports each op to ``recorder``. ``on_missing`` may register a fake for an op without one (True: try again).
+
+    ``mode.answered`` counts the ``.item()`` calls that were answered for values that only real weights hold.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+
+    # An instance with another dispatch, not a subclass: torch registers its rules for higher-order ops for the class itself.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    plain = mode.dispatch
+    mode.answered = 0
+
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _scalar(mode, args[0])
+        if not hasattr(func, "_schema") or func.namespace in BUILT_IN:
+            return plain(func, types, args, kwargs)
+        recorder.dispatched(func, args, kwargs)
+        try:
+            return plain(func, types, args, kwargs)
+        except UnsupportedOperatorException as exc:
+            if _compiling() or not on_missing(func, exc, args, kwargs):
+                raise
+            return plain(func, types, args, kwargs)
+
+    mode.dispatch = dispatch
+    return mode
+
+
+def _scalar(mode: Any, tensor: Any) -> Any:
+    """Answer ``.item()`` for a value that only real weights hold: 1, or False (True would make rejection loops endless)."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(tensor, FakeTensor):
+        with torch.utils._python_dispatch._disable_current_modes():
+            return tensor.item()
+    if tensor.constant is not None:
+        return tensor.constant.item()
+    mode.answered += 1
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1
+
+
+def record_bodies(recorder: Recorder) -> None:
+    """Learn the Python body of each op that vLLM registers from now on. Before the modules that register them are imported."""
+    try:
+        from vllm.utils import torch_utils as home
+    except ImportError:
+        import vllm.utils as home
+
+    register = home.direct_register_custom_op
+
+    def remember(op_name: str, op_func: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.bodies[f"vllm::{op_name}"] = op_func
+        return register(op_name, op_func, *args, **kwargs)
+
+    home.direct_register_custom_op = remember
