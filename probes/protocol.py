@@ -24,13 +24,20 @@ PROTOCOL = 1
 RESULT_VARIABLE = "XPUFP8_RESULT"
 
 PROBES: dict[str, str] = {
+    "devices": "probes.host_facts:DevicesFacts",
     "environment": "probes.facts:EnvironmentFacts",
     "fake_tensor": "probes.facts:FakeTensorFacts",
+    "host_ipc": "probes.host_facts:HostIpcFacts",
+    "host_tree": "probes.host_facts:HostTreeFacts",
     "kernel_table": "probes.facts:KernelTableFacts",
     "model_config": "probes.model_config_facts:ModelConfigFacts",
     "model_trace": "probes.model_facts:ModelTraceFacts",
+    "peer_access": "probes.host_facts:PeerAccessFacts",
 }
 """Probe (module of this package with an ``observe(context) -> facts`` function) to its facts class, ``module:Class``."""
+
+ON_REQUEST = frozenset({"host_tree"})
+"""Probes that run only when they are named: recording a machine is no part of a diagnosis."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from probes.protocol import PROBES
+from probes.protocol import ON_REQUEST, PROBES
 from xpufp8 import __version__
 from xpufp8.children import Launch, run_probes
+from xpufp8.command import APPLY_VARIABLE
 from xpufp8.errors import UsageError
 from xpufp8.report import Finding, ProbeReport, Report, Tool
 from xpufp8.staging import stage
@@ -22,10 +23,9 @@ from xpufp8.target import Target, resolve
 from xpufp8.verdict import RANK
 
 SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
-APPLY_VARIABLE = "XPUFP8_APPLY"
 
-ORDER = ("environment", "model_config", "devices", "kernel_table", "fake_tensor", "model_trace")
-"""Quick ones first, so that progress shows something at once; others follow in the order of PROBES."""
+ORDER = ("environment", "model_config", "devices", "model_trace", "kernel_table", "fake_tensor", "vllm_options")
+"""Quick ones first, so that progress shows something at once, then the longest; others follow in the order of PROBES."""
 
 NEED_MODEL = frozenset({"model_config", "model_trace"})
 NEEDED = ("environment", "kernel_table")
@@ -63,8 +63,9 @@ def select(target: Target, request: Request) -> list[str]:
     for name in (*request.only, *request.skip):
         if name not in known:
             raise UsageError(f"no probe is called {name!r}. Probes: {', '.join(known)}.")
-    chosen = [n for n in known if n in request.only] if request.only else known
-    return [n for n in chosen if n not in request.skip and (target.model is not None or n not in NEED_MODEL)]
+    chosen = [n for n in known if n in request.only] if request.only else [n for n in known if n not in ON_REQUEST]
+    applies = dict.fromkeys(NEED_MODEL, target.model is not None) | {"vllm_options": bool(target.vllm_args)}
+    return [n for n in chosen if n not in request.skip and applies.get(n, True)]
 
 
 def launch_for(target: Target, request: Request, apply: Sequence[str] = (), extra_path: Sequence[Path] = ()) -> Launch:
@@ -213,7 +214,7 @@ def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *
 
     checked, facts, missing = validate(reports)
     check_input(target, facts)
-    findings, plan = make_plan(target, judge(target, facts, missing), request, live=live and request.replan)
+    findings, plan = make_plan(target, request, judge(target, facts, missing), facts, missing, live=live and request.replan)
     needed = [*NEEDED, *(["model_trace"] if target.model and target.simulated and "model_trace" in PROBES else [])]
     return Report(
         tool=Tool(version=__version__),
