@@ -58,6 +58,9 @@ def ask_vllm(context: Context, tables: list[TableFact], oracles: list[MoeOracleF
             return live
         # As each of vLLM's processes does: a repair of the runtime half, or a plugin of others, may add kernels.
         load_general_plugins()
+        for file in dict.fromkeys(table.file for table in tables):
+            # If the tables cannot be imported, that is one fact, not one for every question.
+            importlib.import_module(_dotted(file))
         with vllm_settings(context.vllm_args):
             for selection in _linear(context, tables):
                 live.selections.append(selection)
@@ -215,8 +218,11 @@ def _layer(scheme: Scheme, dtype: str, shape: tuple[int, int]) -> dict[str, Any]
     elif scheme.table in {"fp8", "fp8_block", "wfp8a16"}:
         weight, activation = quant_keys(scheme)
         pool |= {"weight_quant_key": weight, "activation_quant_key": activation}
+    elif scheme.table == "mxfp4":
+        # What compressed-tensors, INC and online MXFP4 pass; a kernel that widens the weights takes it too.
+        pool["activation_quant_key"] = quant_key("kMxfp4Dynamic")
     elif scheme.table == "mxfp6":
-        pool["weight_quant_key"] = _key("kMxfp6E3M2Static")
+        pool["weight_quant_key"] = quant_key("kMxfp6E3M2Static")
     return pool
 
 
@@ -234,15 +240,19 @@ def quant_keys(scheme: Scheme) -> tuple[Any, Any]:
         "none": "kFp8DynamicTensorSym",
     }
     # Before it had a name of its own, a scale per output channel was written as one per token.
-    return _key(weights[scheme.weight], "kFp8StaticTokenSym" if scheme.weight == "channel" else ""), _key(
-        activations[scheme.activation]
-    )
+    older = ["kFp8StaticTokenSym"] if scheme.weight == "channel" else []
+    return quant_key(weights[scheme.weight], *older), quant_key(activations[scheme.activation])
 
 
-def _key(*names: str) -> Any:
+def quant_key(*names: str) -> Any:
+    """The first of these constants that vLLM's ``quant_utils`` has.
+
+    Raises:
+        UnknownSignatureError: it has none of them.
+    """
     from vllm.model_executor.layers.quantization.utils import quant_utils
 
     for name in names:
-        if name and hasattr(quant_utils, name):
+        if hasattr(quant_utils, name):
             return getattr(quant_utils, name)
-    raise UnknownSignatureError(f"quant_utils of this vLLM has no {' or '.join(filter(None, names))}")
+    raise UnknownSignatureError(f"quant_utils of this vLLM has no {' or '.join(names)}")

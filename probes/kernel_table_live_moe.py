@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 from probes.facts import ErrorFact, MoeOracleFact, SelectionFact
 from probes.kernel_table_ask import Refusals, UnknownSignatureError, fill, replaced
-from probes.kernel_table_live import _key, mode_of, option_value, quant_keys
+from probes.kernel_table_live import mode_of, option_value, quant_key, quant_keys
 from probes.protocol import Context, describe_error
 from probes.schemes import Scheme
 
@@ -28,24 +28,32 @@ def ask_oracles(context: Context, oracles: list[MoeOracleFact], schemes: list[Sc
     ``options["moe"]`` may describe the layer: num_experts, experts_per_token, hidden_dim, intermediate_size.
     """
     by_name = {oracle.name: oracle for oracle in oracles}
+    broken: ErrorFact | None = None
     for scheme in schemes:
         oracle = by_name.get(ORACLE_OF_TABLE.get(scheme.table, ""))
-        if oracle is not None:
-            for dtype in ("bfloat16", "float16"):
-                yield _select(context, scheme, oracle, dtype)
+        for dtype in ("bfloat16", "float16") if oracle is not None else ():
+            assert oracle is not None
+            module: Any = None
+            try:
+                # After one failed import Python finds half-made packages, and every later error would be a consequence.
+                module = None if broken else importlib.import_module(oracle.file.removesuffix(".py").replace("/", "."))
+            except Exception as exc:  # noqa: BLE001 - whatever vLLM's import raises is the answer
+                broken = describe_error(exc)
+            yield _select(context, scheme, oracle, dtype, module, broken)
+            broken = broken and ErrorFact(broken.type, broken.message)
 
 
-def _select(context: Context, scheme: Scheme, oracle: MoeOracleFact, dtype: str) -> SelectionFact:
+def _select(
+    context: Context, scheme: Scheme, oracle: MoeOracleFact, dtype: str, module: Any, error: ErrorFact | None
+) -> SelectionFact:
     given = context.options.get("moe")
     layer = {**_DEFAULT_LAYER, **(given if isinstance(given, dict) else {})}
     kernel: str | None = None
-    error: ErrorFact | None = None
     with Refusals(("is_supported_config",)) as refusals, ExitStack() as stack:
         try:
-            module = importlib.import_module(oracle.file.removesuffix(".py").replace("/", "."))
-            _listen(module, refusals, stack)
-            stack.enter_context(_plain_model())
-            kernel = _name(_ask(module, scheme, dtype, layer, option_value(context.vllm_args, "moe_backend")))
+            if module is not None:
+                _listen(module, refusals, stack)
+                kernel = _name(_ask_twice(module, scheme, dtype, layer, option_value(context.vllm_args, "moe_backend")))
         except UnknownSignatureError as exc:
             error = describe_error(exc)
         except (NotImplementedError, ValueError) as exc:
@@ -72,17 +80,26 @@ def _listen(module: Any, refusals: Refusals, stack: ExitStack) -> None:
             stack.enter_context(replaced(module, name, heard))
 
 
-@contextmanager
-def _plain_model() -> Iterator[None]:
-    """A model config without overrides: some oracles look there for one, and no model is configured here."""
+def _ask_twice(module: Any, scheme: Scheme, dtype: str, layer: dict[str, Any], moe_backend: str | None) -> Any:
+    """Ask, and ask again with an empty model config where the oracle looks into the model's for overrides.
+
+    No model is configured here, and most oracles are content with that; to others a config without overrides says the same.
+    """
+    try:
+        return _ask(module, scheme, dtype, layer, moe_backend)
+    except AttributeError as exc:
+        current = _current_config()
+        if "'NoneType' object" not in str(exc) or current is None or getattr(current, "model_config", None) is not None:
+            raise
+        with replaced(current, "model_config", SimpleNamespace(quantization_config=None)):
+            return _ask(module, scheme, dtype, layer, moe_backend)
+
+
+def _current_config() -> Any:
     from vllm import config
 
-    current = getattr(config, "get_current_vllm_config_or_none", lambda: None)()
-    if current is None or getattr(current, "model_config", None) is not None:
-        yield
-        return
-    with replaced(current, "model_config", SimpleNamespace(quantization_config=None)):
-        yield
+    ask = getattr(config, "get_current_vllm_config_or_none", None)
+    return ask() if ask is not None else None
 
 
 def _ask(module: Any, scheme: Scheme, dtype: str, layer: dict[str, Any], moe_backend: str | None) -> Any:
@@ -104,9 +121,9 @@ def _keys(scheme: Scheme) -> dict[str, Any]:
         weight, activation = quant_keys(scheme)
         return {"weight_key": weight, "activation_key": None if scheme.activation == "none" else activation}
     if scheme.table == "nvfp4":
-        return {"weight_key": _key("kNvfp4Static"), "activation_key": _key("kNvfp4Dynamic")}
+        return {"weight_key": quant_key("kNvfp4Static"), "activation_key": quant_key("kNvfp4Dynamic")}
     if scheme.table == "mixed_precision":
-        return {"weight_key": _key("kInt4Static")}
+        return {"weight_key": quant_key("kInt4Static")}
     return {}
 
 
