@@ -33,6 +33,7 @@ PROBES: dict[str, str] = {
     "model_config": "probes.model_config_facts:ModelConfigFacts",
     "model_trace": "probes.model_facts:ModelTraceFacts",
     "peer_access": "probes.host_facts:PeerAccessFacts",
+    "vllm_options": "probes.vllm_options_facts:VllmOptionsFacts",
 }
 """Probe (module of this package with an ``observe(context) -> facts`` function) to its facts class, ``module:Class``."""
 

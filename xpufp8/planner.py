@@ -1,27 +1,254 @@
-"""From findings to the shortest command that passes the probes."""
+"""From findings to the shortest command that passes the probes.
+
+A fix is taken from each finding that stops serving, cheapest first; everything is probed again with all of them; what did not
+help is replaced by the next fix; at the end each item is left out once, and stays only if something fails without it.
+"""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from xpufp8.report import Finding, Plan
+from xpufp8 import options
+from xpufp8.command import METADATA, Items, build, missing_metadata, vllm_args
+from xpufp8.report import Finding, Fix, Plan, ProbeReport, Reason
+from xpufp8.rules.cfg import COMPILED_TRACE, WITHOUT
 
 if TYPE_CHECKING:
     from xpufp8.doctor import Request
     from xpufp8.target import Target
 
+ROUNDS = 6
+"""How often fixes are replaced before the planner gives up."""
 
-def shell_line(argv: Sequence[str], env: dict[str, str]) -> str:
-    """One line that a shell reads back as exactly this command and environment."""
-    return " ".join([*(f"{name}={shlex.quote(text)}" for name, text in env.items()), shlex.join(argv)])
+AGAIN = {
+    "runtime": ("kernel_table", "fake_tensor", "model_trace"),
+    "env": ("environment", "devices", "peer_access", "host_ipc"),
+    "flag": ("vllm_options", "model_trace", "kernel_table"),
+}
+"""Kind of fix to the probes that can see its effect; a finding's own probes are always asked again."""
+
+Key = tuple[str, str]
 
 
-def make_plan(target: Target, findings: list[Finding], request: Request, *, live: bool) -> tuple[list[Finding], Plan]:
-    """The findings (with the fixes that were verified marked) and the plan."""
-    del request, live
+def key(finding: Finding) -> Key:
+    """What tells one finding from another."""
+    return finding.code, finding.subject
+
+
+def stops(finding: Finding) -> bool:
+    """True when serving is known to fail because of it."""
+    return finding.severity == "error" and finding.status == "fail"
+
+
+def rank(fix: Fix) -> int:
+    """Preference among fixes: free repairs, variables, costly repairs, flags that cost speed, flags that change numbers."""
+    if fix.kind == "runtime":
+        return 2 if fix.cost else 0
+    if fix.kind == "env" or fix.action.startswith(WITHOUT):
+        return 1
+    if fix.kind == "flag":
+        return 4 if "--dtype" in fix.action else 3
+    return 9
+
+
+def usable(finding: Finding, request: Request) -> list[Fix]:
+    """A finding's fixes that a command can carry, best first."""
+    fixes = [f for f in finding.fixes if f.kind != "host" and (f.kind != "runtime" or request.runtime_fixes)]
+    return sorted(fixes, key=rank)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the probes said with some items in place."""
+
+    findings: list[Finding]
+    missing: frozenset[str]
+
+    def failures(self) -> set[Key]:
+        """Findings that stop serving."""
+        return {key(f) for f in self.findings if stops(f)}
+
+
+@dataclass
+class Bench:
+    """Probes again with fixes in place, and remembers what came of it."""
+
+    target: Target
+    request: Request
+    facts: dict[str, Any]
+    missing: dict[str, str]
+    base: list[Finding]
+    memo: dict[frozenset[Fix], Trial] = field(default_factory=dict)
+    reports: list[ProbeReport] = field(default_factory=list)
+    runs: int = 0
+
+    def items(self, fixes: Sequence[Fix]) -> Items:
+        """Fixes as a command carries them, in a stable order."""
+        of = {kind: tuple(sorted({f.action for f in fixes if f.kind == kind})) for kind in ("runtime", "env", "flag")}
+        return Items(of["runtime"], of["env"], of["flag"])
+
+    def variant(self, items: Items) -> Target:
+        """The target with a plan's flags among its options."""
+        return replace(
+            self.target,
+            vllm_args=tuple(vllm_args(self.target.vllm_args, items.flags)),
+            typed=tuple(vllm_args(self.target.typed, items.flags)),
+        )
+
+    def trial(self, fixes: frozenset[Fix]) -> Trial:
+        """Probe with these fixes in place; a set that was tried before costs nothing."""
+        if not fixes:
+            return Trial(self.base, frozenset(self.missing))
+        plain = frozenset(f.model_copy(update={"verified": False, "cost": ""}) for f in fixes)
+        if plain not in self.memo:
+            self.memo[plain] = self._probe(plain)
+        return self.memo[plain]
+
+    def _probe(self, fixes: frozenset[Fix]) -> Trial:
+        from xpufp8.doctor import judge, launch_for, observe, validate
+
+        items = self.items(sorted(fixes, key=lambda f: f.action))
+        target = self.variant(items)
+        names = self._names(fixes)
+        folder = missing_metadata(self.facts.get("environment")) if METADATA in items.runtime else None
+        launch = launch_for(target, self.request, items.apply, [folder] if folder else [])
+        launch = replace(launch, environment=launch.environment | dict(item.split("=", 1) for item in items.env))
+        reports, facts, missing = validate(observe(target, names, self.request, launch))
+        self.runs += 1
+        self.reports = reports
+        facts = {k: v for k, v in self.facts.items() if k not in names} | facts
+        missing = {k: v for k, v in self.missing.items() if k not in names} | missing
+        return Trial(judge(target, facts, missing), frozenset(missing))
+
+    def _names(self, fixes: frozenset[Fix]) -> list[str]:
+        asked = {name for fix in fixes for name in AGAIN[fix.kind]}
+        asked |= {e.probe for f in self.base if stops(f) for e in f.evidence}
+        return [name for name in (*self.facts, *self.missing) if name in asked]
+
+
+def make_plan(
+    target: Target, request: Request, findings: list[Finding], facts: dict[str, Any], missing: dict[str, str], *, live: bool
+) -> tuple[list[Finding], Plan]:
+    """Plan, and mark the fixes that were verified.
+
+    Returns:
+        The findings (with those that only planning can see), and the plan; an empty one without a model.
+    """
+    bench = Bench(target, request, dict(facts), dict(missing), findings)
+    fixes: frozenset[Fix] = frozenset()
+    if live:
+        fixes = shorten(bench, choose(bench))
+        findings = [*_mark(bench, fixes), *_needless_eager(bench, fixes)]
     if target.model is None:
-        return findings, Plan()
-    argv = ["vllm", "serve", *target.typed]
-    return findings, Plan(argv=argv, shell=shell_line(argv, {}))
+        return sort(findings), Plan()
+    command = build(target, bench.items(sorted(fixes, key=lambda f: f.action)), facts)
+    last = bench.trial(fixes)
+    passes = live and not last.failures() and not last.missing & {"environment", "kernel_table", "model_trace"}
+    return sort(findings), Plan(
+        argv=command.argv,
+        env=command.env,
+        shell=command.shell,
+        because=_because(bench, fixes),
+        host_actions=_host_actions(findings),
+        validated="probe" if passes else "none",
+    )
+
+
+def sort(findings: list[Finding]) -> list[Finding]:
+    """The report's order."""
+    from xpufp8.doctor import order
+
+    return sorted(findings, key=order)
+
+
+def choose(bench: Bench) -> frozenset[Fix]:
+    """A set of fixes under which as few findings as possible stop serving."""
+    useless: set[tuple[Key, Fix]] = set()
+    problems = {key(f): f for f in bench.base if stops(f)}
+    best: frozenset[Fix] = frozenset()
+    fewest = len(problems)
+    for _ in range(ROUNDS):
+        picked: dict[Key, Fix] = {}
+        for name, finding in problems.items():
+            fix = next((f for f in usable(finding, bench.request) if (name, f) not in useless), None)
+            if fix is not None:
+                picked[name] = fix
+        fixes = frozenset(picked.values())
+        if not fixes:
+            return best
+        failures = {key(f): f for f in bench.trial(fixes).findings if stops(f)}
+        if len(failures) < fewest:
+            best, fewest = fixes, len(failures)
+        if not failures:
+            return fixes
+        before = len(useless), len(problems)
+        useless |= {(name, picked[name]) for name in failures if name in picked}
+        problems |= {name: f for name, f in failures.items() if name not in problems}
+        if (len(useless), len(problems)) == before:
+            return best
+    return best
+
+
+def shorten(bench: Bench, fixes: frozenset[Fix]) -> frozenset[Fix]:
+    """Leave each item out once, dearest first; it stays only if something fails without it."""
+    allowed = bench.trial(fixes).failures()
+    for fix in sorted(fixes, key=lambda f: (-rank(f), f.action)):
+        smaller = fixes - {fix}
+        if not bench.trial(smaller).failures() - allowed:
+            fixes = smaller
+    return fixes
+
+
+def _mark(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
+    """The base findings, a fix of the plan marked verified where the finding is gone with it and nothing new has come."""
+    if not fixes:
+        return bench.base
+    after = bench.trial(fixes)
+    new = after.failures() - {key(f) for f in bench.base}
+    gone = {key(f) for f in bench.base} - {key(f) for f in after.findings}
+    actions = {(f.kind, f.action) for f in fixes}
+    marked = []
+    for finding in bench.base:
+        if key(finding) in gone and not new:
+            done = [f.model_copy(update={"verified": (f.kind, f.action) in actions}) for f in finding.fixes]
+            finding = finding.model_copy(update={"fixes": done})
+        marked.append(finding)
+    # What stops serving only once the first fault is out of the way belongs in the report too.
+    return marked + [f for f in after.findings if stops(f) and key(f) in new]
+
+
+def _needless_eager(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
+    """CFG005, which needs a trace that the typed command would not make: one with torch.compile on."""
+    from xpufp8.doctor import judge, launch_for, observe, validate
+
+    typed = bench.target.vllm_args
+    if "model_trace" not in bench.facts or not options.flag(typed, "--enforce-eager") or bench.trial(fixes).failures():
+        return []
+    items = bench.items(sorted(fixes, key=lambda f: f.action))
+    target = bench.variant(replace(items, flags=(*items.flags, WITHOUT + "--enforce-eager")))
+    _, facts, _ = validate(observe(target, ["model_trace"], bench.request, launch_for(target, bench.request, items.apply)))
+    compiled = facts.get("model_trace")
+    if compiled is None:
+        return []
+    return [f for f in judge(bench.target, {COMPILED_TRACE: compiled}, {}) if f.code == "CFG005"]
+
+
+def _because(bench: Bench, fixes: frozenset[Fix]) -> list[Reason]:
+    """For each item: the codes it answers, and what was seen to fail without it."""
+    reasons = []
+    for fix in sorted(fixes, key=lambda f: (rank(f), f.action)):
+        without = [f for f in bench.trial(fixes - {fix}).findings if stops(f)]
+        mine = [f for f in without if any((x.kind, x.action) == (fix.kind, fix.action) for x in f.fixes)] or without
+        said = mine[0].title + (f" ({mine[0].subject})" if mine[0].subject else "") if mine else "a probe fails"
+        reasons.append(Reason(item=fix.action, codes=sorted({f.code for f in mine}), without_it=said))
+    return reasons
+
+
+def _host_actions(findings: Sequence[Finding]) -> list[str]:
+    """What only a person can do, for what stops serving and no verified fix removes."""
+    from xpufp8.verdict import fixed
+
+    open_ = [f for f in findings if stops(f) and not fixed(f)]
+    return list(dict.fromkeys(x.action for f in open_ for x in f.fixes if x.kind == "host"))
