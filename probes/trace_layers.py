@@ -229,7 +229,7 @@ def attention_kinds(model: Any, config: Any) -> list[AttentionKindFact]:
         if backend is None:
             continue
         kind = getattr(layer, "attn_type", None)
-        kind = getattr(kind, "value", kind) or str(getattr(layer, "mamba_type", "") or "")
+        kind = getattr(kind, "value", kind) or str(getattr(layer, "mamba_type", "") or "").rpartition(".")[2].lower()
         if getattr(layer, "use_mla", False) or "MLA" in type(layer).__name__:
             kind = "mla"
         key = (

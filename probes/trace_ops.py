@@ -77,6 +77,8 @@ class Call:
     calls: dict[str, int] = field(default_factory=dict)
     """Calls by layer name as traced."""
     tracing: str = "undetermined"
+    dimensions: int = 0
+    """Most dimensions that its first tensor had."""
 
 
 class Recorder:
@@ -86,8 +88,6 @@ class Recorder:
         self.calls: dict[tuple[str, Region, str], Call] = {}
         self.names: dict[int, str] = {}
         """Module identity to its name in the model."""
-        self.aliases: dict[str, str] = {}
-        """Name of a compiled module inside Dynamo's graph to its name in the model."""
         self.inferred: set[str] = set()
         """Ops whose fake this trace put there."""
         self.graphs = 0
@@ -107,25 +107,29 @@ class Recorder:
         """Learn the names of a model's modules."""
         self.names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
 
-    def note(self, op: Any, region: Region, layer: str) -> None:
-        """Count one call."""
+    def note(self, op: Any, region: Region, layer: str, dimensions: int = 0) -> None:
+        """Count one call. ``dimensions`` are those of its first tensor."""
         key = (op_name(op), region, self.via)
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = Call(op, region, self.via, tracing=tracing_of(op, self.inferred))
         call.calls[layer] = call.calls.get(layer, 0) + 1
+        call.dimensions = max(call.dimensions, dimensions)
 
     # -- compiled region -----------------------------------------------------------------------------------------------
 
-    def backend(self, owner: str) -> Callable[..., Any]:
-        """A Dynamo backend for the compiled module named ``owner``: notes the graph's ops and runs the graph as it is."""
+    def backend_of(self, module: Any) -> Callable[..., Any]:
+        """A Dynamo backend for one compiled module: notes the graph's ops and runs the graph as it is."""
+        identity = id(module)
 
         def record(graph: Any, example_inputs: Any, **kwargs: Any) -> Any:
             self.graphs += 1
+            owner = self.names.get(identity, "")
             for node in graph.graph.nodes:
                 op = overload_of(node.target) if node.op == "call_function" else None
                 if op is not None and is_custom(op):
-                    self.note(op, "compiled", self._layer_of(node, owner))
+                    first = next((a.meta.get("example_value") for a in node.args if hasattr(a, "meta")), None)
+                    self.note(op, "compiled", self._layer_of(node, owner), len(getattr(first, "shape", ())))
 
             def run(*args: Any) -> Any:
                 self.inside += 1
@@ -159,7 +163,8 @@ class Recorder:
         if body is not None and not self.via:
             self.pending.setdefault((str(op._schema.name), pattern(layer)), (op, args, kwargs))
         if not self.inside:
-            self.note(op, "outside", layer)
+            first = next((a for a in args if hasattr(a, "shape")), None)
+            self.note(op, "outside", layer, len(getattr(first, "shape", ())))
 
     def _calling_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         for value in (*args, *kwargs.values()):
@@ -185,7 +190,7 @@ def _compiling() -> bool:
 def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException, tuple[Any, ...], dict[str, Any]], bool]) -> Any:
     """A FakeTensorMode that reports each op to ``recorder``. ``on_missing`` may register a fake for an op without one (True: try again).
 
-    ``mode.answered`` counts the ``.item()`` calls that were answered for values that only real weights hold.
+    With ``mode.islands`` set, metadata made of real tensors is computed for real. ``mode.answered`` counts the ``.item()`` calls that were answered for values that only real weights hold.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -194,11 +199,15 @@ def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException,
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     plain = mode.dispatch
     mode.answered = 0
+    mode.islands = False
 
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             return _scalar(mode, args[0])
+        if mode.islands and func.namespace == "aten" and _real(func, args, kwargs):
+            with torch.utils._python_dispatch._disable_current_modes():
+                return func(*args, **kwargs)
         if not hasattr(func, "_schema") or func.namespace in BUILT_IN:
             return plain(func, types, args, kwargs)
         recorder.dispatched(func, args, kwargs)
@@ -211,6 +220,24 @@ def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException,
 
     mode.dispatch = dispatch
     return mode
+
+
+_ISLAND_BYTES = 16 << 20
+
+
+def _real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for an op on real tensors only, or one that makes a small tensor of integers: metadata, whose values decide shapes."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if tensors:
+        return not any(isinstance(t, FakeTensor) for t in tensors) and sum(t.numel() * t.element_size() for t in tensors) < _ISLAND_BYTES
+    numbers = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int) and not isinstance(leaf, bool)]
+    dtype = kwargs.get("dtype")
+    whole = dtype is not None and not dtype.is_floating_point
+    return (whole or func._schema.name in {"aten::arange", "aten::arange.start"}) and all(abs(n) < 1 << 22 for n in numbers)
 
 
 def _scalar(mode: Any, tensor: Any) -> Any:
