@@ -16,7 +16,7 @@ from probes.machine import markers, observe_machine
 from probes.oneapi import observe_oneapi, settings
 from probes.packages import observe_packages, search_path
 from probes.protocol import Context
-from probes.vllm_needs import observe_command, observe_imports
+from probes.vllm_needs import observe_command, observe_imports, unknown_variables
 
 
 def observe(context: Context) -> EnvironmentFacts:
@@ -25,6 +25,7 @@ def observe(context: Context) -> EnvironmentFacts:
     packages, places, _ = observe_packages(context.vllm_path)
     libraries = observe_libraries(places, environ)
     vllm = places["vllm"].folder if "vllm" in places else None
+    variables = settings(environ)
     return EnvironmentFacts(
         python=platform.python_version(),
         executable=sys.executable,
@@ -33,12 +34,13 @@ def observe(context: Context) -> EnvironmentFacts:
         libraries=libraries.facts,
         libraries_read=libraries.count,
         commands=[observe_command(vllm, search_path(context.vllm_path))],
-        settings=settings(environ),
+        settings=variables,
         oneapi=observe_oneapi(environ),
         torch_backends=libraries.torch_backends,
         imports=observe_imports(vllm),
         generations=libraries.generations,
         markers=markers(),
+        unknown_settings=unknown_variables(vllm, [one.name for one in variables]),
         elf_error=libraries.error,
         problems=[
             f"{place.parents[0]} has no __init__.py, so {name} imports as an empty package: what is left of one that was removed"

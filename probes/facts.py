@@ -158,6 +158,8 @@ class EnvironmentFacts:
     """Libraries of which one process can hold only one generation: ``libsycl.so`` to NEEDED name to the packages that need it."""
     markers: dict[str, str] = field(default_factory=dict)
     """Values of this interpreter for environment markers in requirements (PEP 508)."""
+    unknown_settings: list[str] = field(default_factory=list)
+    """Variables ``VLLM_*`` that are set and that the installed vLLM's ``envs.py`` does not name."""
     elf_error: str | None = None
     """Why shared objects were not read (pyelftools is absent); None when they were."""
     problems: list[str] = field(default_factory=list)

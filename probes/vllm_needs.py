@@ -13,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 
@@ -150,3 +150,10 @@ def observe_imports(vllm: Path | None) -> list[ImportFact]:
             if module.partition(".")[0] in PLATFORM_PACKAGES and (module not in found or found[module].conditional):
                 found[module] = ImportFact(module, f"vllm/{file}", line, _exists(module), conditional)
     return list(found.values())
+
+
+def unknown_variables(vllm: Path | None, names: Iterable[str]) -> list[str]:
+    """Those ``VLLM_*`` variables that vLLM's own list of variables does not hold; none when the list cannot be read."""
+    tree = _tree(vllm / "envs.py") if vllm else None
+    known = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} if tree else set()
+    return sorted(n for n in names if n.startswith("VLLM_") and n not in known) if known else []

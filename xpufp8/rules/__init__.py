@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from xpufp8.rules import cfg, krn, probe
+from xpufp8.rules import cfg, env, krn, probe
 from xpufp8.rules.base import AREAS, Case, Rule
 
-ALL: tuple[Rule, ...] = (*cfg.RULES, *krn.RULES, *probe.RULES)
+ALL: tuple[Rule, ...] = (*cfg.RULES, *env.RULES, *krn.RULES, *probe.RULES)
 BY_CODE: dict[str, Rule] = {one.code: one for one in ALL}
 
 __all__ = ["ALL", "AREAS", "BY_CODE", "Case", "Rule"]
