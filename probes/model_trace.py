@@ -51,7 +51,8 @@ class Run:
         self.config: Any = None
         self.model: Any = None
         self.fake_mode: Any = None
-        self.reduced: list[Any] = []
+        self.repeated: list[Any] = []
+        """Lists of repeating layers."""
         self.parallel = ParallelFact()
         self.memory: MemoryFact | None = None
         self.facts: dict[str, Any] = {}
@@ -198,7 +199,7 @@ def _listen(run: Run) -> None:
 
 
 def _build(run: Run) -> None:
-    from probes import trace_build, trace_memory, trace_ops
+    from probes import trace_build, trace_layers, trace_memory, trace_ops
 
     context = run.context
     assert context.model is not None
@@ -223,10 +224,13 @@ def _build(run: Run) -> None:
         return
     loading = trace_memory.held(built)
     run.model = built
+    run.repeated = trace_layers.repetitions(built)
+    for repetition in run.repeated:
+        repetition.shorten()
     run.stage("process", lambda: trace_build.process(run.config, built, run.fake_mode))
-    run.memory = trace_memory.measure(built, loading)
+    run.memory = trace_memory.measure(built, run.repeated, loading)
+    run.facts.update(_kinds(run))
     if run.last.status == "failed":
-        run.facts.update(_kinds(run))
         run.skip("trace", "weights could not be processed")
         run.model = None
 
@@ -264,30 +268,39 @@ def _infer_quietly(run: Run) -> Callable[..., bool]:
 
 
 def _forward(run: Run) -> None:
-    from probes import trace_forward, trace_layers
+    from probes import trace_layers
 
-    run.facts.update(_kinds(run))
-    run.recorder.watch(run.model)
     _right_fakes(run)
-    run.recorder.reset()
-    run.reduced = trace_layers.reductions(run.model)
-    for reduction in run.reduced:
-        reduction.apply()
+    for repetition in run.repeated:
+        (repetition.shorten if repetition.compiled else repetition.spread)()
+    short = [r for r in run.repeated if r.compiled]
+    run.recorder.watch(run.model)
     hidden = run.stage("trace", lambda: _text(run))
-    if run.last.status != "done" and run.reduced:
-        hidden = _unreduced(run)
-    if run.last.status != "done":
-        hidden = _without_dynamo(run) if hidden is None else hidden
-    for reduction in run.reduced:
-        reduction.undo()
-    if hidden is not None and hasattr(run.model, "compute_logits") and _is_last_stage(run):
-        run.stage("logits", lambda: trace_forward.run_logits(run.model, run.config, run.fake_mode, hidden))
-    elif hidden is not None:
-        run.skip("logits", "no logits on this rank" if hasattr(run.model, "compute_logits") else "the model gives embeddings or scores; its pooler is plain torch code and was not traced")  # fmt: skip
+    if run.last.status != "done" and short:
+        hidden = _unreduced(run, short)
+        short = [] if run.last.status == "done" else short
+    if run.last.status != "done" and hidden is None:
+        hidden = _without_dynamo(run)
+    _after_text(run, hidden)
     _tower(run)
     _bodies(run)
-    trace_layers.scale(run.recorder, run.reduced)
-    run.facts["repeating"] = trace_layers.repeating(run.recorder, run.reduced)
+    trace_layers.scale(run.recorder, short)
+    for repetition in run.repeated:
+        repetition.undo()
+    run.facts["repeating"] = trace_layers.repeating(run.recorder, run.repeated)
+
+
+def _after_text(run: Run, hidden: Any) -> None:
+    from probes import trace_forward
+
+    if hidden is None:
+        return
+    if not hasattr(run.model, "compute_logits"):
+        run.skip("logits", "the model gives embeddings or scores; its pooler is plain torch code and was not traced")
+    elif _is_last_stage(run):
+        run.stage("logits", lambda: trace_forward.run_logits(run.model, run.config, run.fake_mode, hidden))
+    else:
+        run.skip("logits", "no logits on this rank")
 
 
 def _text(run: Run) -> Any:
@@ -297,17 +310,19 @@ def _text(run: Run) -> Any:
     return trace_forward.run_text(run.model, run.config, run.fake_mode)
 
 
-def _unreduced(run: Run) -> Any:
-    """The shortened model failed; ask the whole one, lest the shortening be what failed."""
-    short = run.stages.pop()
-    for reduction in run.reduced:
-        reduction.undo()
+def _unreduced(run: Run, short: list[Any]) -> Any:
+    """The shortened model failed; ask one of full length, lest the shortening be what failed."""
+    failed = run.stages.pop()
+    for repetition in short:
+        repetition.spread()
     _forget_compilation(run.model)
     hidden = run.stage("trace", lambda: _text(run))
     if run.last.status == "done":
-        run.reduced = []
         return hidden
-    run.stages[-1] = short
+    run.stages[-1] = failed
+    for repetition in short:
+        repetition.shorten()
+    _forget_compilation(run.model)
     return None
 
 
@@ -407,9 +422,9 @@ def _kinds(run: Run) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, ask in (
-        ("linear", lambda: trace_layers.linear_kinds(run.model)),
-        ("attention", lambda: trace_layers.attention_kinds(run.model, run.config)),
-        ("moe", lambda: trace_layers.moe_kinds(run.model)),
+        ("linear", lambda: trace_layers.linear_kinds(run.model, run.repeated)),
+        ("attention", lambda: trace_layers.attention_kinds(run.model, run.config, run.repeated)),
+        ("moe", lambda: trace_layers.moe_kinds(run.model, run.repeated)),
     ):
         result, error, _ = trace_build.timed(ask)
         found[name] = result or []

@@ -123,6 +123,10 @@ def start_ranks(config: Any, rank: int) -> ParallelFact:
         parallel_state.init_distributed_environment(replica, rank % replica, "fake://", 0, "fake")
         parallel_state.ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     parallel.rank = rank % replica
+    with contextlib.suppress(ImportError):
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        init_workspace_manager(torch.device(_platform().device_type))
     return ParallelFact(
         rank=rank,
         world_size=world,

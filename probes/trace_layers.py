@@ -1,13 +1,14 @@
 """Which layers a model has, of how many kinds, and a shorter model that holds every kind of repeating layer.
 
 Real checkpoints repeat a few kinds of decoder layer dozens of times. Constructing them all is cheap and exact; having Dynamo inline
-them all is not. So all are constructed and counted, and the forward pass runs over one list that keeps, of each kind, the first two
-and the last of the whole list (the first layer of a model often starts the residual stream).
+and vLLM process them all is not. So all are constructed and counted, and weight processing and the forward pass run over a list that keeps, of
+each kind, the first two and the last of the whole list (the first layer of a model often starts the residual stream).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +74,8 @@ class Kind:
 
 
 @dataclass
-class Reduction:
-    """One list of layers and the shorter one that stands for it."""
+class Repetition:
+    """One list of repeating layers. All are constructed; only a few of each kind are processed and traced."""
 
     parent: Any
     attribute: str
@@ -83,17 +84,26 @@ class Reduction:
     full: Any
     kinds: list[Kind]
     kept: list[int]
-    """Indices into the full list, in order."""
+    """Indices into the full list that stand for all, in order."""
+    compiled: bool
+    """True inside a region that Dynamo traces: there the short list stays in place for the forward pass."""
     bounds: tuple[int, int] | None = None
     """The parent's start_layer and end_layer before."""
+    shared: set[int] = field(default_factory=set)
+    """Storages that more than one layer holds (a rotary table): they exist once."""
 
-    def apply(self) -> None:
-        """Put the short list in place."""
-        import torch
-
-        setattr(self.parent, self.attribute, torch.nn.ModuleList([self.full[i] for i in self.kept]))
+    def shorten(self) -> None:
+        """Put the list of kept layers in place."""
+        self._put([self.full[i] for i in self.kept])
         if self.bounds is not None:
             self.parent.start_layer, self.parent.end_layer = 0, len(self.kept)
+
+    def spread(self) -> None:
+        """Put a list of full length in place in which kept layers stand for all of their kind."""
+        standing = {i: self.full[i if i in kind.traced else kind.traced[-1]] for kind in self.kinds for i in kind.members}
+        self._put([standing.get(i, layer) for i, layer in enumerate(self.full)])
+        if self.bounds is not None:
+            self.parent.start_layer, self.parent.end_layer = self.bounds
 
     def undo(self) -> None:
         """Put the full list back."""
@@ -101,36 +111,38 @@ class Reduction:
         if self.bounds is not None:
             self.parent.start_layer, self.parent.end_layer = self.bounds
 
+    def _put(self, layers: list[Any]) -> None:
+        import torch
 
-def reductions(model: Any) -> list[Reduction]:
-    """Every list of repeating layers inside a compiled region, with its kinds. Nothing is changed yet."""
+        setattr(self.parent, self.attribute, torch.nn.ModuleList(layers))
+
+
+def repetitions(model: Any) -> list[Repetition]:
+    """Every outermost list of at least four layers that repeat, with its kinds. Nothing is changed yet."""
     import torch
 
-    found: list[Reduction] = []
+    compiled = [name for name, module in model.named_modules() if getattr(module, "do_not_compile", True) is False]
+    found: list[Repetition] = []
     for owner_name, owner in model.named_modules():
-        if getattr(owner, "do_not_compile", True):
-            continue
-        for name, module in owner.named_modules():
-            full_name = ".".join(part for part in (owner_name, name) if part)
-            if any(full_name.startswith(done.path + ".") for done in found):
+        for attribute, child in owner._modules.items():
+            path = ".".join(part for part in (owner_name, attribute) if part)
+            if not isinstance(child, torch.nn.ModuleList) or len(child) < 4:
                 continue
-            for attribute, child in module._modules.items():
-                if not isinstance(child, torch.nn.ModuleList) or len(child) < 4:
-                    continue
-                path = f"{full_name}.{attribute}" if full_name else attribute
-                if any(done.full is child for done in found):
-                    continue
-                kinds = _kinds(child)
-                live = [i for kind in kinds for i in kind.members]
-                if not live:
-                    continue
-                kept = sorted({*(i for kind in kinds for i in kind.traced), max(live)})
-                for kind in kinds:
-                    kind.traced = [i for i in kept if i in kind.members]
-                bounds = (module.start_layer, module.end_layer) if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
-                if len(kept) < len(live) or bounds is not None:
-                    found.append(Reduction(module, attribute, path, child, kinds, kept, bounds))
-    return [reduction for reduction in found if len(reduction.kept) < len(reduction.full)]
+            if any(path.startswith(done.path + ".") or done.full is child for done in found):
+                continue
+            kinds = _kinds(child)
+            live = [i for kind in kinds for i in kind.members]
+            if not live:
+                continue
+            kept = sorted({*(i for kind in kinds for i in kind.traced), max(live)})
+            if len(kept) == len(child):
+                continue
+            for kind in kinds:
+                kind.traced = [i for i in kept if i in kind.members]
+            inside = any(name == "" or path.startswith(name + ".") for name in compiled)
+            bounds = (owner.start_layer, owner.end_layer) if hasattr(owner, "start_layer") and hasattr(owner, "end_layer") else None
+            found.append(Repetition(owner, attribute, path, child, kinds, kept, inside, bounds, _shared(child)))
+    return found
 
 
 def _kinds(layers: Any) -> list[Kind]:
@@ -145,7 +157,35 @@ def _kinds(layers: Any) -> list[Kind]:
     return list(kinds.values())
 
 
-def scale(recorder: Recorder, reduced: list[Reduction]) -> None:
+def _shared(layers: Any) -> set[int]:
+    holders: dict[int, int] = {}
+    for layer in layers:
+        for key in {tensor.untyped_storage()._cdata for tensor in [*layer.parameters(), *layer.buffers()]}:
+            holders[key] = holders.get(key, 0) + 1
+    return {key for key, count in holders.items() if count > 1}
+
+
+def census(model: Any, repeated: list[Repetition]) -> Iterator[tuple[str, Any, int]]:
+    """Every module of the full model once for each kind: its name, itself, and how many like it there are.
+
+    Of a repeating list, one processed layer stands for all of its kind; the others are passed over.
+    """
+    for repetition in repeated:
+        repetition.undo()
+    weights: dict[str, dict[int, int]] = {
+        r.path + ".": {i: (len(kind.members) if i == kind.traced[0] else 0) for kind in r.kinds for i in kind.members} for r in repeated
+    }
+    for name, module in model.named_modules():
+        count = 1
+        for prefix, weight in weights.items():
+            if name.startswith(prefix):
+                index = int(name[len(prefix) :].split(".", 1)[0])
+                count = weight.get(index, 1)
+        if count:
+            yield name, module, count
+
+
+def scale(recorder: Recorder, reduced: list[Repetition]) -> None:
     """Rewrite the recorder's calls so that they speak of the whole model: each kept layer's name becomes its own, and a kind's
     calls are those of its traced layers plus one traced layer's calls for every layer that was left out."""
     for call in recorder.calls.values():
@@ -153,7 +193,7 @@ def scale(recorder: Recorder, reduced: list[Reduction]) -> None:
             call.calls = _scaled(call.calls, reduction)
 
 
-def _scaled(calls: dict[str, int], reduction: Reduction) -> dict[str, int]:
+def _scaled(calls: dict[str, int], reduction: Repetition) -> dict[str, int]:
     prefix = reduction.path + "."
     result: dict[str, int] = {}
     by_layer: dict[int, dict[str, int]] = {}
@@ -176,7 +216,7 @@ def _scaled(calls: dict[str, int], reduction: Reduction) -> dict[str, int]:
     return result
 
 
-def repeating(recorder: Recorder, reduced: list[Reduction]) -> list[KindOfLayerFact]:
+def repeating(recorder: Recorder, reduced: list[Repetition]) -> list[KindOfLayerFact]:
     """Facts about each kind of repeating layer; call after :func:`scale`."""
     facts = []
     for reduction in reduced:
@@ -195,13 +235,13 @@ def repeating(recorder: Recorder, reduced: list[Reduction]) -> list[KindOfLayerF
     return facts
 
 
-def linear_kinds(model: Any) -> list[LayerKindFact]:
+def linear_kinds(model: Any, repeated: list[Repetition]) -> list[LayerKindFact]:
     """The linear layers of the model, one fact for each kind, in the order of first appearance."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    counts: dict[tuple[Any, ...], list[str]] = {}
-    sample: dict[tuple[Any, ...], Any] = {}
-    for name, module in model.named_modules():
+    counts: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, module, count in census(model, repeated):
         if not isinstance(module, LinearBase):
             continue
         weight = getattr(module, "weight", None)
@@ -212,15 +252,12 @@ def linear_kinds(model: Any) -> list[LayerKindFact]:
         scheme = getattr(module, "scheme", None)
         method = type(scheme).__name__ if scheme is not None else type(module.quant_method).__name__
         key = (type(module).__name__, pattern(name), method, kernel_of(module), dtype, shape)
-        counts.setdefault(key, []).append(name)
-        sample.setdefault(key, module)
-    return [
-        LayerKindFact(key[0], names[0], key[1], len(names), key[2], key[3], key[4], list(key[5]))
-        for key, names in counts.items()
-    ]
+        counts[key] = counts.get(key, 0) + count
+        first.setdefault(key, name)
+    return [LayerKindFact(key[0], first[key], key[1], count, key[2], key[3], key[4], list(key[5])) for key, count in counts.items()]
 
 
-def attention_kinds(model: Any, config: Any) -> list[AttentionKindFact]:
+def attention_kinds(model: Any, config: Any, repeated: list[Repetition]) -> list[AttentionKindFact]:
     """Attention and state-space layers of the model (vision attention included), one fact for each kind."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name, layer in config.compilation_config.static_forward_context.items():
@@ -238,12 +275,12 @@ def attention_kinds(model: Any, config: Any) -> list[AttentionKindFact]:
             getattr(layer, "kv_cache_dtype", None), getattr(layer, "sliding_window", None),
         )  # fmt: skip
         found.setdefault(key, []).append(name)
-    for name, module in model.named_modules():
+    for name, module, count in census(model, repeated):
         if type(module).__name__ == "MMEncoderAttention":
             backend = getattr(module, "attn_backend", None)
             key = ("vision", getattr(backend, "name", str(backend)), None, getattr(module, "head_size", None),
                    getattr(module, "num_heads", None), getattr(module, "num_kv_heads", None), None, None)  # fmt: skip
-            found.setdefault(key, []).append(name)
+            found.setdefault(key, []).extend([name] * count)
     return [
         AttentionKindFact(str(k[0]), k[1], k[2], len(names), *(_plain(v) for v in k[3:6]), kv_cache_dtype=k[6], sliding_window=_plain(k[7]), example=names[0])
         for k, names in found.items()
@@ -261,10 +298,10 @@ def _backend_name(backend: Any) -> str:
         return str(getattr(backend, "__name__", backend))
 
 
-def moe_kinds(model: Any) -> list[MoeKindFact]:
+def moe_kinds(model: Any, repeated: list[Repetition]) -> list[MoeKindFact]:
     """Mixture-of-experts layers, one fact for each kind."""
     found: dict[tuple[Any, ...], list[str]] = {}
-    for name, module in model.named_modules():
+    for name, module, count in census(model, repeated):
         method = getattr(module, "quant_method", None)
         if method is None or not _is_moe(module):
             continue
@@ -275,7 +312,7 @@ def moe_kinds(model: Any) -> list[MoeKindFact]:
             int(getattr(config, "num_experts", 0) or 0), int(getattr(config, "num_local_experts", 0) or 0),
             int(getattr(config, "experts_per_token", 0) or 0),
         )  # fmt: skip
-        found.setdefault(key, []).append(name)
+        found.setdefault(key, []).extend([name] * count)
     return [MoeKindFact(k[0], k[1], k[2], len(names), k[3], k[4], k[5], names[0]) for k, names in found.items()]
 
 

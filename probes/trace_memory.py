@@ -3,57 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from probes.model_facts import MemoryFact
 
 
 def held(model: Any) -> int:
-    """Bytes of all parameters and buffers, each storage once."""
-    return sum(_by_storage([*model.parameters(), *model.buffers()], set()).values())
+    """Bytes of all parameters and buffers as they are, each storage once."""
+    total = _Sum(set(), set())
+    for tensor in [*model.parameters(), *model.buffers()]:
+        total.add(tensor, 1)
+    return sum(total.total().values())
 
 
-def _by_storage(tensors: Iterable[Any], seen: set[int]) -> Counter[str]:
-    """Bytes by dtype; a storage already in ``seen`` is not counted again."""
-    sizes: dict[int, tuple[str, int]] = {}
-    for tensor in tensors:
+class _Sum:
+    """Bytes by dtype over tensors, each storage once, a tensor of a repeated layer as often as the layer repeats."""
+
+    def __init__(self, shared: set[int], seen: set[int]) -> None:
+        self.shared, self.seen = shared, seen
+        self.sizes: dict[int, tuple[str, int, int]] = {}
+
+    def add(self, tensor: Any, count: int) -> None:
         key = tensor.untyped_storage()._cdata
-        if key in seen:
-            continue
+        if key in self.seen:
+            return
         size = tensor.numel() * tensor.element_size()
-        if size > sizes.get(key, ("", -1))[1]:
-            sizes[key] = (str(tensor.dtype).removeprefix("torch."), size)
-    seen.update(sizes)
-    total: Counter[str] = Counter()
-    for dtype, size in sizes.values():
-        total[dtype] += size
-    return total
+        if size > self.sizes.get(key, ("", -1, 0))[1]:
+            self.sizes[key] = (str(tensor.dtype).removeprefix("torch."), size, 1 if key in self.shared else count)
+
+    def total(self) -> dict[str, int]:
+        self.seen.update(self.sizes)
+        total: Counter[str] = Counter()
+        for dtype, size, count in self.sizes.values():
+            total[dtype] += size * count
+        return dict(total)
 
 
-def plain_tensors(model: Any) -> list[Any]:
-    """Tensors that modules hold as ordinary attributes, outside every parameter list."""
+def measure(model: Any, repeated: list[Any], loading: int | None) -> MemoryFact:
+    """Bytes of the model on this rank after weight processing. ``repeated``: its lists of repeating layers."""
     import torch
+    from probes.trace_layers import census
 
-    found = []
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if name in {"_parameters", "_buffers", "_modules"}:
-                continue
-            values = value if isinstance(value, (list, tuple)) else [value]
-            found += [v for v in values if isinstance(v, torch.Tensor)]
-    return found
-
-
-def measure(model: Any, loading: int | None) -> MemoryFact:
-    """Bytes of the model on this rank. Call after weight processing and before any list of layers is shortened."""
+    shared = set().union(*(r.shared for r in repeated)) if repeated else set()
     seen: set[int] = set()
-    parameters = _by_storage(model.parameters(), seen)
-    buffers = _by_storage(model.buffers(), seen)
-    others = _by_storage(plain_tensors(model), seen)
+    parameters, buffers, others = (_Sum(shared, seen) for _ in range(3))
+    modules = list(census(model, repeated))
+    for _, module, count in modules:
+        for tensor in module._parameters.values():
+            if tensor is not None:
+                parameters.add(tensor, count)
+    by_dtype = parameters.total()
+    for _, module, count in modules:
+        for tensor in module._buffers.values():
+            if tensor is not None:
+                buffers.add(tensor, count)
+    buffers_by_dtype = buffers.total()
+    for _, module, count in modules:
+        for name, value in vars(module).items():
+            if name not in {"_parameters", "_buffers", "_modules"}:
+                for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(tensor, torch.Tensor):
+                        others.add(tensor, count)
     return MemoryFact(
-        parameter_bytes=dict(parameters), buffer_bytes=dict(buffers), other_bytes=dict(others),
-        weight_bytes=sum(parameters.values()) + sum(buffers.values()), loading_bytes=loading,
+        parameter_bytes=by_dtype, buffer_bytes=buffers_by_dtype, other_bytes={k: v for k, v in others.total().items() if v},
+        weight_bytes=sum(by_dtype.values()) + sum(buffers_by_dtype.values()), loading_bytes=loading,
     )  # fmt: skip
 
 
