@@ -1,0 +1,1 @@
+"""Repairs inside vLLM's own processes: fakes, kernels, expert layers and casts, made by ``plugin.activate``."""
