@@ -69,6 +69,17 @@ def fail_on_value(text: str) -> FailOn:
     raise UsageError(f"--fail-on {text}: use error, warning or never.")
 
 
+def validate_value(text: str) -> Any:
+    """The value of --validate.
+
+    Raises:
+        UsageError: none of the three.
+    """
+    if text not in ("none", "probe", "launch"):
+        raise UsageError(f"--validate {text}: use none, probe or launch.")
+    return text
+
+
 def write(text: str, output: Path | None) -> None:
     """Write a finished document to the file or stdout. The file is opened only now, so a failed run leaves none.
 
@@ -149,6 +160,60 @@ def doctor(
         report = work.diagnose_target(target, request)
     emit(report, format_, output)
     raise typer.Exit(exit_code(report, threshold))
+
+
+@app.command(context_settings=PASS_THROUGH, epilog=EPILOG)
+def serve(
+    tokens: Tokens = None,
+    device: Device = None,
+    python: Python = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead of running it.")] = False,
+    validate: Annotated[str, typer.Option(metavar="none|probe|launch", help="How the plan is proven before it runs.")] = "probe",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Start even if the verdict is not servable or unknown.")] = False,
+    runtime_fixes: Annotated[bool, typer.Option(help="Let the plan repair vLLM at run time.")] = True,
+    format_: FormatOption = Format.RICH,
+    skip: Skip = None,
+    timeout: Timeout = 180.0,
+    no_cache: NoCache = False,
+) -> None:
+    """Diagnose, plan, and become vllm serve with the plan.
+
+    Signals, exit codes and logs are vLLM's own. When nothing changed since the last start, vLLM starts at once.
+    """
+    from xpufp8 import serve as work
+    from xpufp8.command import rebuild
+    from xpufp8.doctor import Request
+    from xpufp8.progress import Progress
+    from xpufp8.target import resolve
+
+    level = validate_value(validate)
+    target = resolve(tokens or [], device=device, python=python)
+    if target.simulated and not dry_run:
+        raise UsageError(
+            f"--device {target.device}: a simulated device cannot serve. Use --dry-run to see the command, or doctor."
+        )
+    with Progress(target) as progress:
+        request = Request(
+            skip=tuple(skip or ()), timeout=timeout, runtime_fixes=runtime_fixes, cache=not no_cache, on_done=progress.done
+        )
+        decision = work.decide(target, request, level, anyway=anyway)
+    if not decision.start:
+        _refuse(decision.report)
+        raise typer.Exit(work.refusal_code(decision.report))
+    command = rebuild(target, decision.report)
+    if dry_run:
+        text = command.shell + "\n" if format_ is Format.RICH else decision.report.plan.model_dump_json(indent=2) + "\n"
+        write(text, None)
+        raise typer.Exit(work.exit_for(decision))
+    work.say(decision.report.plan, cached=decision.cached)
+    work.become_vllm(command)
+
+
+def _refuse(report: Any) -> None:
+    """The whole report on stderr, where the logs of a service go."""
+    from xpufp8.output import terminal
+
+    terminal.show(report, terminal.console_for(stderr=True))
 
 
 @app.command()

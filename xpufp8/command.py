@@ -11,8 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from probes.facts import EnvironmentFacts
 from xpufp8 import options
+from xpufp8.report import Plan, Report
 from xpufp8.rules.cfg import WITHOUT
 from xpufp8.staging import stage, stage_metadata
 from xpufp8.target import Target
@@ -29,9 +32,20 @@ class Items:
     runtime: tuple[str, ...] = ()
     """Repairs for XPUFP8_APPLY."""
     env: tuple[str, ...] = ()
-    """``NAME=VALUE``."""
+    """``NAME=VALUE``, or several that belong together, as a shell reads them."""
     flags: tuple[str, ...] = ()
     """Options as typed, or ``without OPTION``."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Items:
+        """The items of a plan."""
+        by = {kind: tuple(i.action for i in plan.items if i.kind == kind) for kind in ("runtime", "env", "flag")}
+        return cls(by["runtime"], by["env"], by["flag"])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by name."""
+        return dict(word.split("=", 1) for item in self.env for word in shlex.split(item))
 
     @property
     def apply(self) -> tuple[str, ...]:
@@ -82,7 +96,7 @@ def plugin_installed(target: Target) -> bool:
 
 def environment_for(target: Target, items: Items, environment: EnvironmentFacts | None) -> dict[str, str]:
     """Variables that the command needs, in a stable order."""
-    env = dict(item.split("=", 1) for item in items.env)
+    env = items.variables
     path: list[str] = []
     if items.apply:
         env[APPLY_VARIABLE] = ",".join(items.apply)
@@ -121,6 +135,17 @@ class Command:
     def shell(self) -> str:
         """As one copyable line."""
         return shell_line(self.argv, self.env)
+
+
+def known_environment(report: Report) -> EnvironmentFacts | None:
+    """The environment probe's facts of a report."""
+    facts = next((p.facts for p in report.probes if p.name == "environment" and p.status == "ok"), None)
+    return TypeAdapter(EnvironmentFacts).validate_python(facts) if facts else None
+
+
+def rebuild(target: Target, report: Report) -> Command:
+    """The command of a report's plan with the real values of what was typed, which the report redacts."""
+    return build(target, Items.of(report.plan), {"environment": known_environment(report)})
 
 
 def build(target: Target, items: Items, facts: Mapping[str, Any]) -> Command:

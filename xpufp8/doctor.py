@@ -17,6 +17,7 @@ from xpufp8 import __version__
 from xpufp8.children import Launch, run_probes
 from xpufp8.command import APPLY_VARIABLE
 from xpufp8.errors import UsageError
+from xpufp8.redaction import redact_report
 from xpufp8.report import Finding, ProbeReport, Report, Tool
 from xpufp8.staging import stage
 from xpufp8.target import Target, resolve
@@ -131,14 +132,21 @@ def validate(reports: Sequence[ProbeReport]) -> tuple[list[ProbeReport], dict[st
     return checked, facts, missing
 
 
-def judge(target: Target, facts: dict[str, Any], missing: dict[str, str]) -> list[Finding]:
-    """Run every rule whose facts are there; the order of the findings is stable."""
+def judge(target: Target, facts: dict[str, Any], missing: dict[str, str], *, partial: bool = False) -> list[Finding]:
+    """Run every rule whose facts are there; the order of the findings is stable.
+
+    Args:
+        target: What is diagnosed.
+        facts: By probe.
+        missing: For probes without facts, why.
+        partial: True for facts that come later than the others: rules that need none of them have spoken already.
+    """
     from xpufp8.rules import ALL, Case
 
     case = Case(target.device, target.vllm_args, target.model, facts, missing)
     findings: list[Finding] = []
     for one in ALL:
-        if any(name not in facts for name in one.needs):
+        if any(name not in facts for name in one.needs) or (partial and not one.needs):
             continue
         try:
             findings += one.check(one, case)
@@ -216,7 +224,7 @@ def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *
     check_input(target, facts)
     findings, plan = make_plan(target, request, judge(target, facts, missing), facts, missing, live=live and request.replan)
     needed = [*NEEDED, *(["model_trace"] if target.model and target.simulated and "model_trace" in PROBES else [])]
-    return Report(
+    report = Report(
         tool=Tool(version=__version__),
         verdict=verdict_of(findings, checked, needed, plan),
         target=target.info,
@@ -224,3 +232,4 @@ def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *
         findings=findings,
         plan=plan,
     )
+    return redact_report(report, target.typed)

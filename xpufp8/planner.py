@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpufp8 import options
 from xpufp8.command import METADATA, Items, build, missing_metadata, vllm_args
-from xpufp8.report import Finding, Fix, Plan, ProbeReport, Reason
+from xpufp8.report import Finding, Fix, Plan, PlanItem, ProbeReport, Reason
 from xpufp8.rules.cfg import COMPILED_TRACE, WITHOUT
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Bench:
         names = self._names(fixes)
         folder = missing_metadata(self.facts.get("environment")) if METADATA in items.runtime else None
         launch = launch_for(target, self.request, items.apply, [folder] if folder else [])
-        launch = replace(launch, environment=launch.environment | dict(item.split("=", 1) for item in items.env))
+        launch = replace(launch, environment=launch.environment | items.variables)
         reports, facts, missing = validate(observe(target, names, self.request, launch))
         self.runs += 1
         self.reports = reports
@@ -150,6 +150,9 @@ def make_plan(
         argv=command.argv,
         env=command.env,
         shell=command.shell,
+        items=[
+            PlanItem(kind=f.kind, action=f.action) for f in sorted(fixes, key=lambda f: (rank(f), f.action)) if f.kind != "host"
+        ],
         because=_because(bench, fixes),
         host_actions=_host_actions(findings),
         validated="probe" if passes else "none",
@@ -232,7 +235,7 @@ def _needless_eager(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
     compiled = facts.get("model_trace")
     if compiled is None:
         return []
-    return [f for f in judge(bench.target, {COMPILED_TRACE: compiled}, {}) if f.code == "CFG005"]
+    return judge(bench.target, {COMPILED_TRACE: compiled}, {}, partial=True)
 
 
 def _because(bench: Bench, fixes: frozenset[Fix]) -> list[Reason]:

@@ -96,12 +96,21 @@ class Reason(Model):
     without_it: str
 
 
+class PlanItem(Model):
+    """One thing that a plan adds to the typed command, or takes away from it."""
+
+    kind: Literal["runtime", "flag", "env"]
+    action: str
+    """As in :class:`Fix`."""
+
+
 class Plan(Model):
-    """The command that serves, or the best that is known."""
+    """The command that serves, or the best that is known. Secrets in it are redacted; ``items`` and what was typed rebuild it."""
 
     argv: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     shell: str = ""
+    items: list[PlanItem] = Field(default_factory=list)
     because: list[Reason] = Field(default_factory=list)
     host_actions: list[str] = Field(default_factory=list)
     validated: Literal["none", "probe", "launch"] = "none"

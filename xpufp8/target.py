@@ -14,7 +14,7 @@ from pathlib import Path
 from probes.protocol import Context
 from xpufp8.errors import UsageError
 from xpufp8.model import ModelSpec, load
-from xpufp8.options import split_model
+from xpufp8.options import DATA, split_model
 from xpufp8.report import TargetInfo
 
 DEVICES = ("xpu", "cpu", "cuda")
@@ -70,9 +70,9 @@ class Target:
 
 @cache
 def profiles() -> tuple[str, ...]:
-    """Names of the simulated devices, from ``data/devices``."""
-    folder = Path(__file__).parent / "data" / "devices"
-    return tuple(sorted(p.stem for p in folder.glob("*.json")))
+    """Names of the simulated devices (``data/devices.json``)."""
+    data = json.loads((DATA / "devices.json").read_text(encoding="utf-8"))
+    return tuple(sorted(data["devices"]))
 
 
 def resolve_device(asked: str | None) -> tuple[str, str]:

@@ -1,0 +1,59 @@
+"""The one place where a report loses its secrets, just before it leaves the diagnosis.
+
+Probes redact what they read of the environment; here everything else is covered: typed options, the plan, what processes
+printed, and any known secret value wherever it may have got to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from probes.redact import REDACTED, redact, redact_argv, redact_env
+from xpufp8.report import Report
+
+SHORTEST = 6
+"""A known secret shorter than this is not searched for everywhere: it would blank out ordinary words."""
+
+ARGV_FIELDS = frozenset({"argv", "vllm_args"})
+TRUSTED_FACTS = frozenset({"fake_tensor", "kernel_table"})
+"""Probes whose facts hold only names out of the serving stack's own sources."""
+
+
+def known_secrets(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Values that are secret by the name of their variable or option, longest first."""
+    found = {text for name, text in os.environ.items() if redact_env(name, text) == REDACTED}
+    found |= {typed for typed, shown in zip(tokens, redact_argv(list(tokens)), strict=False) if shown == REDACTED}
+    found |= {t.partition("=")[2] for t, s in zip(tokens, redact_argv(list(tokens)), strict=False) if s.endswith(f"={REDACTED}")}
+    return tuple(sorted((s for s in found if len(s) >= SHORTEST), key=len, reverse=True))
+
+
+def _text(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        if secret in text:
+            text = text.replace(secret, REDACTED)
+    return redact(text)
+
+
+def _walk(value: Any, secrets: tuple[str, ...], name: str = "") -> Any:
+    if isinstance(value, str):
+        return _text(value, secrets)
+    if isinstance(value, dict):
+        return {k: _walk(v, secrets, str(k)) for k, v in value.items()}
+    if isinstance(value, list):
+        if name in ARGV_FIELDS and all(isinstance(v, str) for v in value):
+            value = redact_argv(value)
+        return [_walk(v, secrets) for v in value]
+    return value
+
+
+def redact_report(report: Report, tokens: Sequence[str]) -> Report:
+    """The report without secrets; names of options and variables stay."""
+    secrets = known_secrets(tokens)
+    data = report.model_dump(mode="json")
+    facts = {p["name"]: p["facts"] for p in data["probes"] if p["name"] in TRUSTED_FACTS}
+    clean = _walk(data | {"probes": [p | ({"facts": {}} if p["name"] in facts else {}) for p in data["probes"]]}, secrets)
+    for probe in clean["probes"]:
+        probe["facts"] = facts.get(probe["name"], probe["facts"])
+    return Report.model_validate(clean)
