@@ -224,8 +224,9 @@ def _collective(host: Host, context: Context, world: int, limit: float) -> Colle
         return CollectiveFact("skipped", BACKENDS.get(device, ""))
     send = pipeline_wanted(context.vllm_args)
     data = host.observed("collective", lambda: asdict(run(device, limit, host.environment, send=send)))
-    if data is None:
-        return CollectiveFact("unknown", BACKENDS[device], error="not recorded on that machine")
+    if data is None or not host.same_settings:
+        error = "not recorded on that machine" + ("" if host.same_settings else " with these settings")
+        return CollectiveFact("unknown", BACKENDS[device], error=error)
     return CollectiveFact(**{**data, "steps": [CollectiveStepFact(**step) for step in data.get("steps", [])]})
 
 

@@ -115,6 +115,18 @@ class Host:
         """Environment variables that bear on several cards."""
         return settings(self.environment)
 
+    @property
+    def same_settings(self) -> bool:
+        """False on a recorded machine whose settings were changed since: what was tried there then says nothing of now."""
+        return True
+
+
+def replayed(recorded: dict[str, str], environment: dict[str, str] | None) -> dict[str, str]:
+    """Variables of a recorded machine: its own, then those of this process that bear on several cards (a plan that is tried), then
+    what the caller adds.
+    """
+    return {**recorded, **settings(dict(os.environ)), **(environment or {})}
+
 
 class RootHost(Host):
     """A folder that looks like the root of another machine. ``xpufp8-host.json`` in it may hold what was tried there."""
@@ -128,8 +140,14 @@ class RootHost(Host):
         if note.is_file():
             extra = _load(note)
         super().__init__({}, lambda argv: (extra.get("commands") or {}).get(" ".join(argv)))
-        self.environment = {**(extra.get("environment") or {}), **(environment or {})}
+        self._recorded: dict[str, str] = extra.get("environment") or {}
+        self.environment = replayed(self._recorded, environment)
         self._observations: dict[str, Any] = extra.get("observations") or {}
+
+    @property
+    def same_settings(self) -> bool:
+        """True while nothing was changed since the recording."""
+        return settings(self.environment) == settings(self._recorded)
 
     def _inside(self, path: str, *, last: bool = True) -> str:
         """The place in the folder, with every link on the way followed as if the folder were the root: none leads out of it."""
@@ -169,8 +187,14 @@ class TreeHost(Host):
 
     def __init__(self, tree: dict[str, Any], environment: dict[str, str] | None = None) -> None:
         super().__init__({}, lambda argv: (tree.get("commands") or {}).get(" ".join(argv)))
-        self.environment = {**(tree.get("environment") or {}), **(environment or {})}
+        self._recorded: dict[str, str] = tree.get("environment") or {}
+        self.environment = replayed(self._recorded, environment)
         self._tree = tree
+
+    @property
+    def same_settings(self) -> bool:
+        """True while nothing was changed since the recording."""
+        return settings(self.environment) == settings(self._recorded)
 
     def _part(self, name: str) -> dict[str, Any]:
         part = self._tree.get(name)

@@ -77,7 +77,7 @@ def judge(
         return "fail", "DRV"
     if any(0 < card.bar <= SMALL_BAR and (card.memory or SMALL_BAR + 1) > SMALL_BAR for card in cards):
         return "fail", "BAR"
-    if log and way.kernel_allows != "pass":
+    if log and way.kernel_allows == "unknown":
         return "fail", "KRN"
     if way.kernel_allows == "fail" and not (way.inferred and access == "pass"):
         return "fail", way.reason
@@ -105,8 +105,8 @@ def _attempts(
         return [asdict(fact) for fact in facts]
 
     data = host.observed("transfers", attempt)
-    if data is None:
-        return {}, "no exchange of memory was recorded on that machine"
+    if data is None or not host.same_settings:
+        return {}, "no exchange of memory was recorded on that machine" + ("" if host.same_settings else " with these settings")
     facts = [TransferFact(**item) for item in data]
     return {(fact.source, fact.target): fact for fact in facts}, ""
 
