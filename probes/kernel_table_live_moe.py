@@ -134,6 +134,9 @@ def _config(dtype: str, layer: dict[str, Any], moe_backend: str | None) -> Any:
 
     activation = getattr(moe_config, "MoEActivation", None)
     routing = moe_config.RoutingMethodType
+    alone = getattr(moe_config.FusedMoEParallelConfig, "make_no_parallel", None)
+    if alone is None:
+        raise UnknownSignatureError("FusedMoEParallelConfig of this vLLM has no make_no_parallel")
     pool = {
         **layer,
         "num_local_experts": layer["num_experts"],
@@ -141,7 +144,7 @@ def _config(dtype: str, layer: dict[str, Any], moe_backend: str | None) -> Any:
         "activation": "silu" if activation is None else activation.SILU,
         "device": current_platform.device_type,
         "routing_method": getattr(routing, "Renormalize", None) or next(iter(routing)),
-        "moe_parallel_config": moe_config.FusedMoEParallelConfig.make_no_parallel(),
+        "moe_parallel_config": alone(),
         "in_dtype": getattr(torch, dtype),
     }
     if moe_backend is not None:

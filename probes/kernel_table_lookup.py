@@ -102,11 +102,15 @@ def _reads(scope: _Scope, name: str, module: Module, tree: SourceTree, depth: in
 
 
 def _aliases(scope: ast.AST, name: str) -> set[str]:
-    """Local names that stand for the same table: ``possible = table``."""
+    """Local names that stand for the same table: ``possible = table``, ``possible = list(table)``."""
     names = {name}
     for node in ast.walk(scope):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names:
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        if isinstance(node, ast.Assign):
+            value = node.value
+            if isinstance(value, ast.Call) and _text_of_call(value) in _WRAPPERS and value.args:
+                value = value.args[0]
+            if isinstance(value, ast.Name) and value.id in names:
+                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
     return names
 
 

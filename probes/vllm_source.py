@@ -54,7 +54,7 @@ def _installed() -> Path:
 
 
 def package_version(root: Path) -> str | None:
-    """The version the package states: its ``_version.py`` (or ``version.py``), else a dist-info folder beside it."""
+    """The version the package states: its ``_version.py`` (or a plain ``version.py``), else a dist-info folder beside it."""
     for name in ("_version.py", "version.py"):
         text = _read(root / name)
         found = _VERSION.findall(text) if text else []
