@@ -1,7 +1,8 @@
 """What ``probes.model_trace`` observes: one model, one rank, from its configuration to the end of its forward pass.
 
 Everything here is seen without weights, under fake tensors. On a simulated device it is true of the software only: kernels
-chosen, ops reached, bytes held. Numerics, speed, peer access and real output dtypes are never part of these facts (see ``unknown``).
+chosen, ops reached, bytes held. Numerics, speed, peer access and real output dtypes are never part of these facts (see
+``unknown``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from probes.facts import ErrorFact, Mode  # noqa: TC001 - pydantic resolves the annotations at run time
+from probes.facts import ErrorFact, Mode
 
 StageStatus = Literal["done", "failed", "unknown", "skipped"]
 

@@ -1,7 +1,8 @@
 """A whole model for one rank, without weights and, on a simulated device, without the device.
 
-Stages: configure → distribute → construct → process → trace (text) → logits → vision → bodies of opaque ops → memory. A fault that has a
-stand-in is noted, stood in for, and the stage tried again, so that one run finds everything between the command and a served token.
+Stages: configure → distribute → construct → process → trace (text) → logits → vision → bodies of opaque ops → memory. A fault
+that has a stand-in is noted, stood in for, and the stage tried again, so that one run finds everything between the command and
+a served token.
 """
 
 from __future__ import annotations
@@ -85,13 +86,20 @@ class Run:
         """The stage that ended last."""
         return self.stages[-1]
 
+    @property
+    def passed(self) -> bool:
+        """True when the stage that ended last reached its end."""
+        return self.stages[-1].status == "done"
+
     def skip(self, name: str, reason: str, status: StageStatus = "skipped") -> None:
         """Note a stage that was not run."""
         self.stages.append(StageFact(name, status, reason=reason))
 
 
 def judge(error: BaseException, quiet: bool = False) -> tuple[StageStatus, str]:
-    """Whether an exception is a failure of the stack, or one of tracing without data (then it is unknown), and its telling line."""
+    """Whether an exception is a failure of the stack, or one of tracing without data (then it is unknown), and its telling
+    line.
+    """
     from probes.trace_stand_ins import chain
 
     steps = list(chain(error))
@@ -276,10 +284,10 @@ def _forward(run: Run) -> None:
     short = [r for r in run.repeated if r.compiled]
     run.recorder.watch(run.model)
     hidden = run.stage("trace", lambda: _text(run))
-    if run.last.status != "done" and short:
+    if not run.passed and short:
         hidden = _unreduced(run, short)
-        short = [] if run.last.status == "done" else short
-    if run.last.status != "done" and hidden is None:
+        short = [] if run.passed else short
+    if not run.passed and hidden is None:
         hidden = _without_dynamo(run)
     _after_text(run, hidden)
     _tower(run)
@@ -317,7 +325,7 @@ def _unreduced(run: Run, short: list[Any]) -> Any:
         repetition.spread()
     _forget_compilation(run.model)
     hidden = run.stage("trace", lambda: _text(run))
-    if run.last.status == "done":
+    if run.passed:
         return hidden
     run.stages[-1] = failed
     for repetition in short:
@@ -338,7 +346,17 @@ def _without_dynamo(run: Run) -> Any:
         module.do_not_compile = True
     hidden, error, _ = trace_build.timed(lambda: _text(run))
     if error is None:
-        run.stand_ins.append(StandInFact("eager", type(compiled[0]).__name__, "trace", "the region was run without torch.compile", failed.error, region="compiled", breaks_compile=True))  # fmt: skip
+        run.stand_ins.append(
+            StandInFact(
+                "eager",
+                type(compiled[0]).__name__,
+                "trace",
+                "the region was run without torch.compile",
+                failed.error,
+                region="compiled",
+                breaks_compile=True,
+            )
+        )
     return hidden
 
 
@@ -366,7 +384,7 @@ def _tower(run: Run) -> None:
     if not getattr(model, "supports_multimodal", False) or not getattr(run.config.model_config, "is_multimodal_model", False):
         return
     embed = getattr(model, "embed_multimodal", None) or getattr(model, "get_multimodal_embeddings", None)
-    if embed is None or run.parallel.pipeline_parallel > 1 and run.parallel.rank > 0:
+    if embed is None or (run.parallel.pipeline_parallel > 1 and run.parallel.rank > 0):
         run.skip("vision", "no tower on this rank")
         return
 
@@ -434,8 +452,9 @@ def _kinds(run: Run) -> dict[str, Any]:
 
 
 def _sizes(run: Run, profile: str | None) -> None:
-    from probes import trace_memory
     from vllm.platforms import current_platform
+
+    from probes import trace_memory
 
     if run.memory is None:
         return
@@ -456,16 +475,34 @@ def _facts(run: Run, profile: str | None, start: float) -> ModelTraceFacts:
     compiled, outside = _reached(run, mode)
     catalogue = kernels.State.catalogue
     return ModelTraceFacts(
-        device=run.context.device, mode=mode, profile=profile, model=str(run.context.model), vllm=getattr(vllm, "__version__", None),
-        torch=torch.__version__, kernels=catalogue.version if catalogue else None, kernels_origin=kernels.State.origin,  # type: ignore[arg-type]  # one of three words
-        repairs=os.environ.get("XPUFP8_APPLY", ""), architecture=getattr(model_config, "architecture", None),
-        runner=getattr(model_config, "runner_type", None), dtype=str(getattr(model_config, "dtype", "")).removeprefix("torch.") or None,
-        quantization=getattr(model_config, "quantization", None), enforce_eager=bool(getattr(model_config, "enforce_eager", False)),
-        parallel=run.parallel, stages=run.stages, stand_ins=_with_layers(run), linear=run.facts.get("linear", []),
-        attention=run.facts.get("attention", []), moe=run.facts.get("moe", []), repeating=run.facts.get("repeating", []),
-        ops_compiled=compiled, ops_outside=outside, memory=run.memory, messages=run.messages,
-        seconds=round(time.monotonic() - start, 3), peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )  # fmt: skip
+        device=run.context.device,
+        mode=mode,
+        profile=profile,
+        model=str(run.context.model),
+        vllm=getattr(vllm, "__version__", None),
+        torch=torch.__version__,
+        kernels=catalogue.version if catalogue else None,
+        kernels_origin=kernels.State.origin,
+        repairs=os.environ.get("XPUFP8_APPLY", ""),
+        architecture=getattr(model_config, "architecture", None),
+        runner=getattr(model_config, "runner_type", None),
+        dtype=str(getattr(model_config, "dtype", "")).removeprefix("torch.") or None,
+        quantization=getattr(model_config, "quantization", None),
+        enforce_eager=bool(getattr(model_config, "enforce_eager", False)),
+        parallel=run.parallel,
+        stages=run.stages,
+        stand_ins=_with_layers(run),
+        linear=run.facts.get("linear", []),
+        attention=run.facts.get("attention", []),
+        moe=run.facts.get("moe", []),
+        repeating=run.facts.get("repeating", []),
+        ops_compiled=compiled,
+        ops_outside=outside,
+        memory=run.memory,
+        messages=run.messages,
+        seconds=round(time.monotonic() - start, 3),
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def _reached(run: Run, mode: Mode) -> tuple[list[ReachedOpFact], list[ReachedOpFact]]:
@@ -497,8 +534,12 @@ def _with_layers(run: Run) -> list[StandInFact]:
         if any(n == name and call.dimensions > 2 for (n, _, _), call in run.recorder.calls.items()):
             facts.append(
                 StandInFact(
-                    "wrong-fake", name, "trace", f"the fake at {source} gives {given} for an input of three dimensions; the kernel gives {right}",
-                    layers=reached[name], region="compiled" if any(n == name and r == "compiled" for n, r, _ in run.recorder.calls) else "outside",
-                )  # fmt: skip
+                    "wrong-fake",
+                    name,
+                    "trace",
+                    f"the fake at {source} gives {given} for an input of three dimensions; the kernel gives {right}",
+                    layers=reached[name],
+                    region="compiled" if any(n == name and r == "compiled" for n, r, _ in run.recorder.calls) else "outside",
+                )
             )
     return facts

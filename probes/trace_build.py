@@ -37,7 +37,7 @@ def prepare_environment() -> None:
 
 
 def engine_config(model: str, vllm_args: list[str]) -> Any:
-    """vLLM's configuration for ``vllm serve MODEL ARGS…``, made by its own parser. Options of the HTTP front end are left aside.
+    """VLLM's configuration for ``vllm serve MODEL ARGS…``, made by its own parser. Options of the HTTP front end are left aside.
 
     Raises:
         Exception: whatever vLLM raises, and ValueError where its parser refuses an option.
@@ -48,7 +48,9 @@ def engine_config(model: str, vllm_args: list[str]) -> Any:
     arguments.model = model
     arguments.load_format = "dummy"
     folder = Path(model)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    if folder.is_dir() and not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
         arguments.skip_tokenizer_init = True
     engine = AsyncEngineArgs.from_cli_args(arguments)
     config = engine.create_engine_config()

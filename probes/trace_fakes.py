@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-GEMM = ("fp8_gemm", "fp8_gemm_w8a16", "fp4_gemm", "int4_gemm_w4a16", "int4_gemm_w4a8", "fp8_gemm_w8a8", "mm_low_bits", "fp8_gemm1", "fp8_gemm2")  # fmt: skip
+GEMM = (
+    "fp8_gemm",
+    "fp8_gemm_w8a16",
+    "fp4_gemm",
+    "int4_gemm_w4a16",
+    "int4_gemm_w4a8",
+    "fp8_gemm_w8a8",
+    "mm_low_bits",
+    "fp8_gemm1",
+    "fp8_gemm2",
+)
 """Ops that multiply [..., K] by a weight and keep the leading dimensions (vllm-xpu-kernels onednn_matmul.cpp)."""
 
 
@@ -73,7 +83,9 @@ def generic(op: Any) -> Callable[..., Any]:
 
         values = named(op, args, kwargs)
         tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
-        like = next((v for k, v in tensors.items() if k in {"out", "output", "ptr_D", "result"}), next(iter(tensors.values()), None))
+        like = next(
+            (v for k, v in tensors.items() if k in {"out", "output", "ptr_D", "result"}), next(iter(tensors.values()), None)
+        )
         made = []
         for result in op._schema.returns:
             kind = str(result.type)

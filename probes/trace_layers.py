@@ -1,8 +1,9 @@
 """Which layers a model has, of how many kinds, and a shorter model that holds every kind of repeating layer.
 
-Real checkpoints repeat a few kinds of decoder layer dozens of times. Constructing them all is cheap and exact; having Dynamo inline
-and vLLM process them all is not. So all are constructed and counted, and weight processing and the forward pass run over a list that keeps, of
-each kind, the first two and the last of the whole list (the first layer of a model often starts the residual stream).
+Real checkpoints repeat a few kinds of decoder layer dozens of times. Constructing them all is cheap and exact; having Dynamo
+inline and vLLM process them all is not. So all are constructed and counted, and weight processing and the forward pass run over
+a list that keeps, of each kind, the first two and the last of the whole list (the first layer of a model often starts the
+residual stream).
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ def signature(layer: Any) -> tuple[Any, ...]:
     """Everything of a layer that bears on its trace: classes, tensors, plain settings, quantization methods, kernels."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
-        tensors = tuple((n, tuple(t.shape), str(t.dtype)) for own in (module._parameters, module._buffers) for n, t in own.items() if t is not None)  # fmt: skip
+        tensors = tuple(
+            (n, tuple(t.shape), str(t.dtype))
+            for own in (module._parameters, module._buffers)
+            for n, t in own.items()
+            if t is not None
+        )
         parts.append((name, type(module).__qualname__, tensors, _settings(module), _method(module)))
     return tuple(parts)
 
 
 def _settings(owner: Any) -> tuple[Any, ...]:
-    found = []
+    found: list[tuple[str, Any]] = []
     for name, value in vars(owner).items():
         if name.startswith("_") or _INDEX_NAME.search(name):
             continue
@@ -140,7 +146,9 @@ def repetitions(model: Any) -> list[Repetition]:
             for kind in kinds:
                 kind.traced = [i for i in kept if i in kind.members]
             inside = any(name == "" or path.startswith(name + ".") for name in compiled)
-            bounds = (owner.start_layer, owner.end_layer) if hasattr(owner, "start_layer") and hasattr(owner, "end_layer") else None
+            bounds = (
+                (owner.start_layer, owner.end_layer) if hasattr(owner, "start_layer") and hasattr(owner, "end_layer") else None
+            )
             found.append(Repetition(owner, attribute, path, child, kinds, kept, inside, bounds, _shared(child)))
     return found
 
@@ -173,7 +181,8 @@ def census(model: Any, repeated: list[Repetition]) -> Iterator[tuple[str, Any, i
     for repetition in repeated:
         repetition.undo()
     weights: dict[str, dict[int, int]] = {
-        r.path + ".": {i: (len(kind.members) if i == kind.traced[0] else 0) for kind in r.kinds for i in kind.members} for r in repeated
+        r.path + ".": {i: (len(kind.members) if i == kind.traced[0] else 0) for kind in r.kinds for i in kind.members}
+        for r in repeated
     }
     for name, module in model.named_modules():
         count = 1
@@ -187,7 +196,8 @@ def census(model: Any, repeated: list[Repetition]) -> Iterator[tuple[str, Any, i
 
 def scale(recorder: Recorder, reduced: list[Repetition]) -> None:
     """Rewrite the recorder's calls so that they speak of the whole model: each kept layer's name becomes its own, and a kind's
-    calls are those of its traced layers plus one traced layer's calls for every layer that was left out."""
+    calls are those of its traced layers plus one traced layer's calls for every layer that was left out.
+    """
     for call in recorder.calls.values():
         for reduction in reduced:
             call.calls = _scaled(call.calls, reduction)
@@ -229,7 +239,12 @@ def repeating(recorder: Recorder, reduced: list[Repetition]) -> list[KindOfLayer
             held = {id(t): t.numel() * t.element_size() for t in [*layer.parameters(), *layer.buffers()]}
             facts.append(
                 KindOfLayerFact(
-                    type(layer).__name__, f"{reduction.path}.{kind.example}", len(kind.members), len(kind.traced), ops, sum(held.values())
+                    type(layer).__name__,
+                    f"{reduction.path}.{kind.example}",
+                    len(kind.members),
+                    len(kind.traced),
+                    ops,
+                    sum(held.values()),
                 )
             )
     return facts
@@ -254,7 +269,9 @@ def linear_kinds(model: Any, repeated: list[Repetition]) -> list[LayerKindFact]:
         key = (type(module).__name__, pattern(name), method, kernel_of(module), dtype, shape)
         counts[key] = counts.get(key, 0) + count
         first.setdefault(key, name)
-    return [LayerKindFact(key[0], first[key], key[1], count, key[2], key[3], key[4], list(key[5])) for key, count in counts.items()]
+    return [
+        LayerKindFact(key[0], first[key], key[1], count, key[2], key[3], key[4], list(key[5])) for key, count in counts.items()
+    ]
 
 
 def attention_kinds(model: Any, config: Any, repeated: list[Repetition]) -> list[AttentionKindFact]:
@@ -270,7 +287,7 @@ def attention_kinds(model: Any, config: Any, repeated: list[Repetition]) -> list
         if getattr(layer, "use_mla", False) or "MLA" in type(layer).__name__:
             kind = "mla"
         key = (
-            kind or type(layer).__name__, _backend_name(backend), type(getattr(layer, "impl", None)).__name__ if hasattr(layer, "impl") else None,
+            kind or type(layer).__name__, _backend_name(backend), type(layer.impl).__name__ if hasattr(layer, "impl") else None,
             getattr(layer, "head_size", None), getattr(layer, "num_heads", None), getattr(layer, "num_kv_heads", None),
             getattr(layer, "kv_cache_dtype", None), getattr(layer, "sliding_window", None),
         )  # fmt: skip
@@ -282,9 +299,20 @@ def attention_kinds(model: Any, config: Any, repeated: list[Repetition]) -> list
                    getattr(module, "num_heads", None), getattr(module, "num_kv_heads", None), None, None)  # fmt: skip
             found.setdefault(key, []).extend([name] * count)
     return [
-        AttentionKindFact(str(k[0]), k[1], k[2], len(names), *(_plain(v) for v in k[3:6]), kv_cache_dtype=k[6], sliding_window=_plain(k[7]), example=names[0])
+        AttentionKindFact(
+            kind=str(k[0]),
+            backend=k[1],
+            implementation=k[2],
+            count=len(names),
+            head_size=_plain(k[3]),
+            heads=_plain(k[4]),
+            kv_heads=_plain(k[5]),
+            kv_cache_dtype=k[6],
+            sliding_window=_plain(k[7]),
+            example=names[0],
+        )
         for k, names in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _plain(value: Any) -> int | None:
@@ -305,7 +333,14 @@ def moe_kinds(model: Any, repeated: list[Repetition]) -> list[MoeKindFact]:
         method = getattr(module, "quant_method", None)
         if method is None or not _is_moe(module):
             continue
-        backend = next((getattr(v, "value", None) or getattr(v, "name", str(v)) for k, v in vars(method).items() if k.endswith("_backend") and v is not None), None)  # fmt: skip
+        backend = next(
+            (
+                getattr(v, "value", None) or getattr(v, "name", str(v))
+                for k, v in vars(method).items()
+                if k.endswith("_backend") and v is not None
+            ),
+            None,
+        )
         config = getattr(method, "moe", None) or getattr(module, "moe_config", None)
         key = (
             type(method).__name__, str(backend) if backend is not None else None, _experts_class(method),
@@ -327,8 +362,15 @@ def _experts_class(method: Any) -> str | None:
     seen = [method]
     for _ in range(4):
         owner = seen[-1]
-        step = next((getattr(owner, n, None) for n in ("moe_kernel", "moe_mk", "kernel", "impl", "fused_experts", "experts") if getattr(owner, n, None) is not None), None)  # fmt: skip
-        if step is None or callable(step) and not hasattr(step, "__dict__"):
+        step = next(
+            (
+                getattr(owner, n, None)
+                for n in ("moe_kernel", "moe_mk", "kernel", "impl", "fused_experts", "experts")
+                if getattr(owner, n, None) is not None
+            ),
+            None,
+        )
+        if step is None or (callable(step) and not hasattr(step, "__dict__")):
             break
         seen.append(step)
     return type(seen[-1]).__name__ if len(seen) > 1 else None

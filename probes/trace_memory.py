@@ -42,6 +42,7 @@ class _Sum:
 def measure(model: Any, repeated: list[Any], loading: int | None) -> MemoryFact:
     """Bytes of the model on this rank after weight processing. ``repeated``: its lists of repeating layers."""
     import torch
+
     from probes.trace_layers import census
 
     shared = set().union(*(r.shared for r in repeated)) if repeated else set()
@@ -71,7 +72,7 @@ def measure(model: Any, repeated: list[Any], loading: int | None) -> MemoryFact:
 
 
 def kv_specs(config: Any) -> dict[str, Any]:
-    """vLLM's cache specification of each layer that has a cache of its own, by layer name.
+    """VLLM's cache specification of each layer that has a cache of its own, by layer name.
 
     Raises:
         Exception: whatever vLLM raises while it settles the block size.

@@ -1,7 +1,8 @@
 """What a forward pass reaches: every custom op, whether Dynamo saw it, from which layer, and how it can be traced.
 
-Two witnesses: the graphs that Dynamo hands to a recording backend (the compiled region), and the fake mode's own dispatch (everything
-else). Bodies of opaque ops (``vllm::moe_forward``) run afterwards under the same fake mode, so that what they call is seen too.
+Two witnesses: the graphs that Dynamo hands to a recording backend (the compiled region), and the fake mode's own dispatch
+(everything else). Bodies of opaque ops (``vllm::moe_forward``) run afterwards under the same fake mode, so that what they call
+is seen too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,22 @@ from typing import Any
 
 from probes.model_facts import Region
 
-BUILT_IN = frozenset({"aten", "prims", "prim", "profiler", "c10d", "_c10d_functional", "inductor", "higher_order", "quantized", "onednn", "mkldnn", "debugprims"})  # fmt: skip
+BUILT_IN = frozenset(
+    {
+        "aten",
+        "prims",
+        "prim",
+        "profiler",
+        "c10d",
+        "_c10d_functional",
+        "inductor",
+        "higher_order",
+        "quantized",
+        "onednn",
+        "mkldnn",
+        "debugprims",
+    }
+)
 """Namespaces of torch itself; everything else is somebody's custom op."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -188,9 +204,11 @@ def _compiling() -> bool:
 
 
 def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException, tuple[Any, ...], dict[str, Any]], bool]) -> Any:
-    """A FakeTensorMode that reports each op to ``recorder``. ``on_missing`` may register a fake for an op without one (True: try again).
+    """A FakeTensorMode that reports each op to ``recorder``. ``on_missing`` may register a fake for an op without one (True:
+    try again).
 
-    With ``mode.islands`` set, metadata made of real tensors is computed for real. ``mode.answered`` counts the ``.item()`` calls that were answered for values that only real weights hold.
+    With ``mode.islands`` set, metadata made of real tensors is computed for real. ``mode.answered`` counts the ``.item()``
+    calls that were answered for values that only real weights hold.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -233,7 +251,10 @@ def _real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if tensors:
-        return not any(isinstance(t, FakeTensor) for t in tensors) and sum(t.numel() * t.element_size() for t in tensors) < _ISLAND_BYTES
+        return (
+            not any(isinstance(t, FakeTensor) for t in tensors)
+            and sum(t.numel() * t.element_size() for t in tensors) < _ISLAND_BYTES
+        )
     numbers = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int) and not isinstance(leaf, bool)]
     dtype = kwargs.get("dtype")
     whole = dtype is not None and not dtype.is_floating_point

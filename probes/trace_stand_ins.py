@@ -18,7 +18,13 @@ from probes.model_facts import StandInFact
 from probes.protocol import describe_error
 from probes.trace_ops import Recorder, op_name
 
-KERNEL_PACKAGES = ("vllm_xpu_kernels", "intel_extension_for_pytorch", "auto_round_kernel", "auto_round_extension", "oneccl_bindings_for_pytorch")  # fmt: skip
+KERNEL_PACKAGES = (
+    "vllm_xpu_kernels",
+    "intel_extension_for_pytorch",
+    "auto_round_kernel",
+    "auto_round_extension",
+    "oneccl_bindings_for_pytorch",
+)
 """Packages of kernels that vLLM imports on XPU; where one is absent a placeholder stands in and is a finding."""
 
 _UNSUPPORTED = re.compile(r"unsupported operator: ([\w]+)\.([\w]+)(?:\.(\w+))?|^(\w+)\.(\w+)\.(\w+)$", re.MULTILINE)
@@ -64,7 +70,8 @@ def missing_fake(error: BaseException, stage: str, recorder: Recorder) -> StandI
         match = _UNSUPPORTED.search(str(exc))
         if match is None:
             continue
-        space, name, overload = (group for group in match.groups() if group is not None or group == match.group(3)) if match.group(1) else (*match.group(4, 5, 6),)  # fmt: skip
+        groups = [group or "" for group in match.groups()]
+        space, name, overload = groups[:3] if groups[0] else groups[3:]
         packet = getattr(getattr(torch.ops, space), name, None)
         if packet is None:
             return None
@@ -180,7 +187,13 @@ def missing_module(error: BaseException, stage: str, recorder: Recorder) -> Stan
             return None
         else:
             _place_module(exc.name)
-        for name in [n for n in sys.modules if n.startswith("vllm.") and getattr(sys.modules[n], "__spec__", None) and getattr(sys.modules[n].__spec__, "_initializing", False)]:  # fmt: skip
+        for name in [
+            n
+            for n in sys.modules
+            if n.startswith("vllm.")
+            and getattr(sys.modules[n], "__spec__", None)
+            and getattr(sys.modules[n].__spec__, "_initializing", False)
+        ]:
             del sys.modules[name]
         return StandInFact("module", subject, stage, "a placeholder module stands in", describe_error(error))
     return None

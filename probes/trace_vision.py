@@ -1,6 +1,7 @@
 """Vision and audio towers: inputs of a plausible size, made by hand, since the image processor's files are no part of a config.
 
-Metadata (patch grids) is computed for real while weights and pixels stay fake: window indices and sequence lengths depend on values.
+Metadata (patch grids) is computed for real while weights and pixels stay fake: window indices and sequence lengths depend on
+values.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def tower_inputs(model: Any, config: Any) -> dict[str, Any] | None:
     if vision is None:
         return _audio_inputs(hf, config)
     patch = getattr(vision, "patch_size", None)
-    if getattr(vision, "spatial_merge_size", None) and patch:
+    if patch and getattr(vision, "spatial_merge_size", None):
         temporal = getattr(vision, "temporal_patch_size", 2)
-        channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
+        channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", None) or 3
         merge = vision.spatial_merge_size
         rows, columns = 8 * merge, 12 * merge
         pixels = torch.empty(rows * columns, channels * temporal * patch * patch, dtype=config.model_config.dtype)

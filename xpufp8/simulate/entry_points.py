@@ -1,7 +1,7 @@
 """Entry points for processes that vLLM starts, where this package is not installed as a distribution.
 
-vLLM finds plugins by distribution metadata. A folder with one ``*.dist-info`` on PYTHONPATH is enough, for the process itself and for
-every child that inherits its environment.
+vLLM finds plugins by distribution metadata. A folder with one ``*.dist-info`` on PYTHONPATH is enough, for the process itself
+and for every child that inherits its environment.
 """
 
 from __future__ import annotations

@@ -71,11 +71,13 @@ class XpuFusedMoe:
             raise ValueError(f"Unsupported FusedMoe activation: {activation}.")
         self.activation = _ACTIVATIONS[name]
         self.keeps_width = name == "relu2_no_mul"
-        packed = w13.dtype.itemsize == 1 and not w13.dtype.is_floating_point or "float4" in str(w13.dtype)
+        packed = (w13.dtype.itemsize == 1 and not w13.dtype.is_floating_point) or "float4" in str(w13.dtype)
         self.inner = (w13.shape[-2] if packed else w13.shape[-1]) // 2
         self.expert_map = expert_map
 
-    def apply(self, output: Any, hidden_states: Any, topk_weights: Any, topk_ids: Any, expert_map: Any = None, a1q_scale: Any = None) -> None:
+    def apply(
+        self, output: Any, hidden_states: Any, topk_weights: Any, topk_ids: Any, expert_map: Any = None, a1q_scale: Any = None
+    ) -> None:
         """Fill ``output`` [tokens, hidden] from ``hidden_states`` [tokens, hidden]."""
         import torch
 
@@ -125,7 +127,7 @@ def fill(module: types.ModuleType, exports: Sequence[Export]) -> None:
         elif export.kind in {"function", "class"}:
             setattr(module, export.name, _refusing(f"{module.__name__}.{export.name}"))
         else:
-            setattr(module, export.name, "AVAILABLE" in export.name and "REASON" not in export.name or None)
+            setattr(module, export.name, ("AVAILABLE" in export.name and "REASON" not in export.name) or None)
 
 
 def _refusing(name: str) -> Callable[..., Any]:

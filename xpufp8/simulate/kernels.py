@@ -1,9 +1,9 @@
 """The kernel package (vllm-xpu-kernels) without its device code: the same modules, the same op schemas, nothing that computes.
 
-With the wheel installed its Python code runs as it is and only its shared objects are replaced, by the schemas they hold. Without it a
-bundled catalogue of the release gives both. Ops that ask about the device answer from the profile; ops that compute refuse outside
-tracing. Only a CPU kernel is registered for the refusal, so that under fake tensors an op without a fake is as unknown to torch
-as it is on the card.
+With the wheel installed its Python code runs as it is and only its shared objects are replaced, by the schemas they hold.
+Without it a bundled catalogue of the release gives both. Ops that ask about the device answer from the profile; ops that
+compute refuse outside tracing. Only a CPU kernel is registered for the refusal, so that under fake tensors an op without a fake
+is as unknown to torch as it is on the card.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from xpufp8.simulate.profiles import Profile
 
@@ -36,8 +36,7 @@ class State:
     """What this process put up; read by the trace."""
 
     catalogue: Catalogue | None = None
-    origin: str = "none"
-    """``installed``, ``catalogue`` or ``none``."""
+    origin: Literal["installed", "catalogue", "none"] = "none"
     libraries: list[Any] = []  # noqa: RUF012 - torch.library.Library objects must outlive the process's use of their ops
     defined: set[str] = set()  # noqa: RUF012 - one process, one set
 
@@ -71,7 +70,7 @@ def read_installed(folder: str) -> Catalogue:
     return Catalogue(DISTRIBUTION, release, f"installed in {folder}", "", ops=ops, modules=modules)
 
 
-def choose() -> tuple[Catalogue | None, str]:
+def choose() -> tuple[Catalogue | None, Literal["installed", "catalogue", "none"]]:
     """The catalogue to simulate with and where it came from."""
     from probes.op_schemas import best_catalogue, load_catalogue
 

@@ -61,5 +61,5 @@ def find(name: str) -> Profile:
     row = _table()["devices"].get(key)
     if row is None:
         raise ValueError(f"no device profile {key!r}; there are {', '.join(names())}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     return Profile(key=key, **values)

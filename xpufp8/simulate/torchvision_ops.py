@@ -1,13 +1,14 @@
 """torchvision where it is absent or was built for another torch: neither may stop a multimodal model.
 
 Its Python code registers fakes for ops that its shared object defines; with a library for another torch the import dies with
-``operator torchvision::nms does not exist``, so the ops' schemas are defined first. Where it is not installed at all, its modules are
-placeholders: models import them for image processing, which no trace runs.
+``operator torchvision::nms does not exist``, so the ops' schemas are defined first. Where it is not installed at all, its
+modules are placeholders: models import them for image processing, which no trace runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -52,7 +53,7 @@ def put_up() -> str:
     import torch
 
     with contextlib.suppress(Exception):
-        import torchvision  # noqa: F401 - a sound installation brings its own ops
+        importlib.import_module("torchvision")  # a sound installation brings its own ops
 
         return "sound"
     fragment = torch.library.Library("torchvision", "FRAGMENT")
