@@ -129,6 +129,9 @@ def doctor(
     vllm: Vllm = None,
     runtime_fixes: Annotated[bool, typer.Option(help="Let the plan repair vLLM at run time.")] = True,
     sysfs: Annotated[str | None, typer.Option(metavar="ROOT", help="Replay recorded host facts from this folder.")] = None,
+    facts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Judge facts that xpufp8 collect saved, probing nothing.")
+    ] = None,
     list_probes: Annotated[bool, typer.Option("--list-probes", help="Name the probes and stop.")] = False,
 ) -> None:
     """Say whether MODEL will serve here, what is in the way, and what to do.
@@ -147,6 +150,14 @@ def doctor(
         print("\n".join(PROBES))
         raise typer.Exit
     threshold = fail_on_value(fail_on)
+    if facts is not None:
+        from xpufp8.saved import diagnose_saved, read
+
+        if tokens:
+            raise UsageError("--facts brings its own model and options; leave MODEL and vLLM options out.")
+        report = diagnose_saved(read(facts))
+        emit(report, format_, output)
+        raise typer.Exit(exit_code(report, threshold))
     target = resolve(tokens or [], device=device, python=python, vllm_path=vllm, sysfs=sysfs)
     with Progress(target) as progress:
         request = work.Request(
@@ -214,6 +225,29 @@ def _refuse(report: Any) -> None:
     from xpufp8.output import terminal
 
     terminal.show(report, terminal.console_for(stderr=True))
+
+
+@app.command(context_settings=PASS_THROUGH)
+def collect(
+    tokens: Tokens = None,
+    device: Device = None,
+    python: Python = None,
+    output: Output = None,
+    only: Only = None,
+    skip: Skip = None,
+    timeout: Timeout = 180.0,
+) -> None:
+    """Observe here, to judge elsewhere: write what the probes see as JSON (doctor --facts reads it)."""
+    from xpufp8.doctor import Request
+    from xpufp8.progress import Progress
+    from xpufp8.saved import collect as observe
+    from xpufp8.saved import dump
+    from xpufp8.target import resolve
+
+    target = resolve(tokens or [], device=device, python=python)
+    with Progress(target) as progress:
+        saved = observe(target, Request(only=tuple(only or ()), skip=tuple(skip or ()), timeout=timeout, on_done=progress.done))
+    write(dump(saved), output)
 
 
 @app.command()

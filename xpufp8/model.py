@@ -172,13 +172,17 @@ def load(source: str, vllm_args: Sequence[str] = ()) -> ModelSpec:
     Raises:
         UsageError: MODEL cannot be found or read.
     """
+    folder = locate(source, options.value(vllm_args, "--revision", "main") or "main")
+    return from_config(source, str(folder), read_config(folder), vllm_args)
+
+
+def from_config(source: str, folder: str, config: dict[str, Any], vllm_args: Sequence[str] = ()) -> ModelSpec:
+    """The spec of an already parsed config.json."""
     from xpufp8.quantization import understand
 
-    folder = locate(source, options.value(vllm_args, "--revision", "main") or "main")
-    config = read_config(folder)
     spec = ModelSpec(
         source=source,
-        folder=str(folder),
+        folder=folder,
         config=config,
         architectures=tuple(a for a in config.get("architectures") or [] if isinstance(a, str)),
         model_type=str(config.get("model_type") or ""),

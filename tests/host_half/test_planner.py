@@ -1,0 +1,127 @@
+"""The planner's search: cheapest fixes first, replaced when they do not help, each left out once at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from xpufp8.command import Items, vllm_args
+from xpufp8.doctor import Request
+from xpufp8.planner import Bench, Trial, choose, key, rank, shorten
+from xpufp8.report import Finding, Fix
+from xpufp8.target import Target
+
+FAKE = Fix(kind="runtime", action="fake:ns::op")
+KERNEL = Fix(kind="runtime", action="kernel:fp8_block", cost="slow")
+EAGER = Fix(kind="flag", action="--enforce-eager", cost="speed")
+HALF = Fix(kind="flag", action="--dtype float16", cost="numbers")
+DIRECT = Fix(kind="env", action="CCL_SEND=direct")
+MOVE = Fix(kind="host", action="move the card")
+
+
+def finding(code: str, *fixes: Fix, subject: str = "") -> Finding:
+    return Finding(code=code, severity="error", status="fail", title=code, cause="", subject=subject, fixes=list(fixes))
+
+
+def bench(base: list[Finding], world: Callable[[set[str]], list[Finding]], **request: bool) -> Bench:
+    """A bench whose probes are a function of the actions in place."""
+
+    class World(Bench):
+        def _probe(self, fixes: frozenset[Fix]) -> Trial:
+            self.runs += 1
+            return Trial(world({f.action for f in fixes}), frozenset())
+
+    return World(Target("python", "cpu"), Request(**request), {}, {}, base)
+
+
+OPS = finding("OPS001", EAGER, FAKE)
+KRN = finding("KRN001", KERNEL)
+CCL = finding("P2P003", DIRECT)
+
+
+def cured_by(pairs: list[tuple[Finding, set[str]]]) -> Callable[[set[str]], list[Finding]]:
+    return lambda have: [f for f, cures in pairs if not have & cures]
+
+
+def test_fixes_are_preferred_in_the_designs_order() -> None:
+    assert sorted([MOVE, HALF, EAGER, KERNEL, DIRECT, FAKE], key=rank) == [FAKE, DIRECT, KERNEL, EAGER, HALF, MOVE]
+
+
+def test_a_free_repair_is_taken_before_a_flag_that_costs_speed() -> None:
+    b = bench([OPS], cured_by([(OPS, {"fake:ns::op", "--enforce-eager"})]))
+    assert shorten(b, choose(b)) == {FAKE}
+
+
+def test_without_runtime_fixes_the_flag_stands() -> None:
+    b = bench([OPS], cured_by([(OPS, {"fake:ns::op", "--enforce-eager"})]), runtime_fixes=False)
+    assert shorten(b, choose(b)) == {EAGER}
+
+
+def test_a_fix_that_does_not_help_gives_way_to_the_next() -> None:
+    b = bench([OPS], cured_by([(OPS, {"--enforce-eager"})]))
+    assert shorten(b, choose(b)) == {EAGER}
+
+
+def test_a_fault_behind_a_fault_is_met_and_fixed() -> None:
+    def world(have: set[str]) -> list[Finding]:
+        if "kernel:fp8_block" not in have:
+            return [KRN]
+        return [] if "fake:ns::op" in have else [OPS]
+
+    b = bench([KRN], world)
+    assert shorten(b, choose(b)) == {KERNEL, FAKE}
+
+
+def test_a_fix_that_another_makes_needless_is_dropped() -> None:
+    both = finding("OPS001", FAKE)
+    b = bench([both, KRN], cured_by([(both, {"fake:ns::op", "kernel:fp8_block"}), (KRN, {"kernel:fp8_block"})]))
+    assert shorten(b, choose(b)) == {KERNEL}
+
+
+def test_every_kept_item_is_needed() -> None:
+    b = bench([OPS, KRN, CCL], cured_by([(OPS, {"fake:ns::op"}), (KRN, {"kernel:fp8_block"}), (CCL, {"CCL_SEND=direct"})]))
+    fixes = shorten(b, choose(b))
+    assert fixes == {FAKE, KERNEL, DIRECT}
+    for fix in fixes:
+        assert b.trial(fixes - {fix}).failures(), f"{fix.action} stands and nothing fails without it"
+
+
+def test_what_nothing_cures_leaves_the_best_that_is_known_and_ends() -> None:
+    stuck = finding("DEV001", MOVE)
+    b = bench([OPS, stuck], lambda have: [stuck] if "fake:ns::op" in have else [OPS, stuck])
+    assert shorten(b, choose(b)) == {FAKE}
+    assert b.runs < 10
+
+
+def test_a_fix_that_brings_a_new_failure_is_not_called_a_success() -> None:
+    new = finding("MDL001")
+    b = bench([KRN], lambda have: [new] if have else [KRN])
+    assert choose(b) == frozenset()
+
+
+def test_a_set_is_probed_once() -> None:
+    b = bench([OPS], cured_by([(OPS, {"fake:ns::op"})]))
+    for _ in range(3):
+        b.trial(frozenset({FAKE}))
+    b.trial(frozenset({FAKE.model_copy(update={"verified": True, "cost": "x"})}))
+    assert b.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "flags", "result"),
+    [
+        (["M", "-tp", "2"], ["--enforce-eager"], ["M", "-tp", "2", "--enforce-eager"]),
+        (["M", "--x", "1", "-tp", "2"], ["without --x 1"], ["M", "-tp", "2"]),
+        (["M", "--disable-log-requests", "-tp", "2"], ["without --disable-log-requests"], ["M", "-tp", "2"]),
+        (["M", "--enforce_eager"], ["without --enforce-eager"], ["M"]),
+        (["M", "--dtype", "auto"], ["--dtype float16"], ["M", "--dtype", "auto", "--dtype", "float16"]),
+    ],
+)
+def test_flags_are_added_and_taken_away_and_nothing_else_moves(typed: list[str], flags: list[str], result: list[str]) -> None:
+    assert vllm_args(typed, flags) == result
+
+
+def test_items_keep_the_plugin_repairs_apart_from_what_the_path_supplies() -> None:
+    assert Items(("fake:a::b", "metadata:vllm")).apply == ("fake:a::b",)
+    assert key(OPS) == ("OPS001", "")

@@ -1,0 +1,105 @@
+"""Facts in a file: observe on one machine (``xpufp8 collect``), judge on another (``xpufp8 doctor --facts``).
+
+The file holds what probes saw and what was asked, never a judgement, so a later xpufp8 with better rules reads it again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from probes.redact import redact_argv
+from xpufp8 import __version__
+from xpufp8.doctor import Request, conclude, launch_for, observe, select
+from xpufp8.errors import UsageError
+from xpufp8.model import from_config
+from xpufp8.report import ProbeReport, Report
+from xpufp8.target import Target
+
+LARGEST = 64 * 1024 * 1024
+"""Bytes; a facts file is a few hundred kilobytes."""
+
+
+class SavedModel(BaseModel):
+    """The model that was asked about."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    source: str
+    config: dict[str, Any]
+
+
+class Saved(BaseModel):
+    """A facts file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    facts_version: Literal["1"] = "1"
+    tool_version: str = __version__
+    python: str
+    device: str
+    vllm_args: list[str] = Field(default_factory=list)
+    typed: list[str] = Field(default_factory=list)
+    model: SavedModel | None = None
+    probes: list[ProbeReport]
+
+
+def collect(target: Target, request: Request) -> Saved:
+    """Run the probes of a target and keep what they saw. Secrets among the options are redacted."""
+    reports = observe(target, select(target, request), request, launch_for(target, request))
+    model = SavedModel(source=target.model.source, config=target.model.config) if target.model else None
+    return Saved(
+        python=target.python,
+        device=target.device,
+        vllm_args=redact_argv(list(target.vllm_args)),
+        typed=redact_argv(list(target.typed)),
+        model=model,
+        probes=reports,
+    )
+
+
+def dump(saved: Saved) -> str:
+    """The file's text."""
+    return json.dumps(saved.model_dump(mode="json"), indent=1) + "\n"
+
+
+def read(path: Path) -> Saved:
+    """A facts file, or the probes of a JSON report.
+
+    Raises:
+        UsageError: unreadable, or neither of the two.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"--facts {path}: larger than any facts file ({LARGEST >> 20} MiB)")
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--facts {path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--facts {path}: is not JSON. Give a file that `xpufp8 collect` wrote.") from error
+    if isinstance(data, dict) and "schema_version" in data and isinstance(data.get("target"), dict):
+        data = {**data["target"], "facts_version": "1", "probes": data.get("probes", []), "model": None, "typed": []}
+    try:
+        return Saved.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"--facts {path}: not a facts file ({place}: {first['msg']}). Give a file that `xpufp8 collect` wrote."
+        ) from error
+
+
+def diagnose_saved(saved: Saved) -> Report:
+    """The report of saved facts. Nothing is probed again, so no fix can be verified."""
+    model = from_config(saved.model.source, saved.model.source, saved.model.config, saved.vllm_args) if saved.model else None
+    target = Target(
+        python=saved.python,
+        device=saved.device,
+        model=model,
+        vllm_args=tuple(saved.vllm_args),
+        typed=tuple(saved.typed or saved.vllm_args),
+    )
+    return conclude(target, saved.probes, Request(), live=False)
