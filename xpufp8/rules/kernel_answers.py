@@ -53,6 +53,11 @@ class Answer:
     """For ``not told``: what stood in the way."""
 
     @property
+    def kind(self) -> str:
+        """Kind of the table that answers, which older releases named otherwise; the need's own where there is none."""
+        return self.table.kind if self.table is not None else self.need.table
+
+    @property
     def names(self) -> str:
         """The schemes of the outcome, for people."""
         seen = {selection.scheme for selection in self.selections}

@@ -22,9 +22,7 @@ from xpufp8.rules.kernel_answers import (
     selection_evidence,
     table_of,
 )
-
-REPAIRABLE = ("fp8", "fp8_block", "wfp8a16")
-"""Table kinds that the runtime half can add a kernel to (repair ``kernel:<kind>``)."""
+from xpufp8.runtime import catalogue
 
 RELEASES_WITH_ROW = {
     ("XPU", "fp8_block"): ("0.32.0", "0.33.0"),
@@ -36,7 +34,6 @@ RELEASES_WITH_ROW = {
 }
 """Releases in whose source that row was read; others may have it too. ``make releases`` reads the wheels again."""
 
-_WIDEN = "the weights stay FP8 where a native or Triton kernel takes them, else they are widened at load or at each call"
 _DISABLED = re.compile(r"disabled by (?:environment variable|env var|VLLM_DISABLED_KERNELS)")
 
 
@@ -100,7 +97,7 @@ def no_row(self: Rule, case: Case) -> Iterator[Finding]:
     for answer in answers(case, facts):
         if answer.outcome != "no row" or answer.need.moe:
             continue
-        kind, table = answer.need.table, answer.table
+        kind, table = answer.kind, answer.table
         evidence = selection_evidence(answer.selections)
         if table is not None:
             reader = reader_evidence(table)
@@ -154,7 +151,7 @@ def all_refuse(self: Rule, case: Case) -> Iterator[Finding]:
     for answer in answers(case, facts):
         if answer.outcome != "refused" or answer.need.moe:
             continue
-        kind = answer.need.table
+        kind = answer.kind
         listed = [row_evidence(answer.table, case.platform)] if answer.table is not None else []
         name = answer.table.name if answer.table is not None else f"the {kind} table"
         cause = (
@@ -194,10 +191,6 @@ def no_moe_backend(self: Rule, case: Case) -> Iterator[Finding]:
         if not answer.need.moe or answer.outcome not in {"refused", "no row"}:
             continue
         oracle = answer.need.table.removeprefix("moe:")
-        fixes = []
-        if oracle == "fp8":
-            cost = "experts run one after another, widened at each call: slow"
-            fixes.append(Fix(kind="runtime", action="moe:fp8", cost=cost))
         named = next((o for o in facts.moe if o.name == oracle), None)
         static = []
         if named is not None:
@@ -207,7 +200,7 @@ def no_moe_backend(self: Rule, case: Case) -> Iterator[Finding]:
         cause = f"Every backend of vLLM's {oracle} MoE oracle declines {answer.names} on {case.platform}."
         yield self.finding(
             f"moe_{oracle}", cause, [*selection_evidence(answer.selections), *static],
-            severity="info" if case.model is None else self.severity, affects=list(answer.need.layers), fixes=fixes,
+            severity="info" if case.model is None else self.severity, affects=list(answer.need.layers), fixes=_repair(answer),
             title=f"No MoE backend takes {oracle} experts on {case.platform}",
         )  # fmt: skip
 
@@ -240,11 +233,10 @@ def slow_fallback(self: Rule, case: Case) -> Iterator[Finding]:
             if not slow or fallback.platform not in {None, case.platform} or (case.model is None and answer.need.moe):
                 continue
             kernels = ", ".join(dict.fromkeys(one.kernel for one in slow if one.kernel))
-            kind = answer.need.table
-            repair = [Fix(kind="runtime", action=f"kernel:{kind}", cost=_WIDEN)] if kind in REPAIRABLE else []
+            kind = answer.kind
             yield self.finding(
                 kind.replace("moe:", "moe_"), f"vLLM selects {kernels}. {fallback.known} Source: {fallback.source}.",
-                selection_evidence(slow), severity="info" if case.model is None else self.severity, fixes=repair,
+                selection_evidence(slow), severity="info" if case.model is None else self.severity, fixes=_repair(answer),
                 affects=list(answer.need.layers), title=f"The {kind} layers run on {kernels}, a fallback",
             )  # fmt: skip
 
@@ -279,7 +271,7 @@ def not_told(self: Rule, case: Case) -> Iterator[Finding]:
     for answer in answers(case, facts):
         if answer.outcome not in {"not told", "no table"}:
             continue
-        kind = answer.need.table
+        kind = answer.kind
         if answer.outcome == "no table":
             where = "an oracle" if answer.need.moe else "a table"
             cause = f"vLLM {facts.vllm or ''} chooses kernels for {answer.names} inside its quantization methods, not by {where}."
@@ -351,10 +343,20 @@ def _other_dtype(facts: KernelTableFacts, refused: list[SelectionFact]) -> str |
     return None
 
 
+def _repair(answer: Answer) -> list[Fix]:
+    """The repair inside vLLM that adds what is missing, where the runtime half has one."""
+    item = answer.need.table if answer.need.moe else f"kernel:{answer.kind}"
+    try:
+        repair = catalogue.find(item)
+    except catalogue.RepairError:
+        return []
+    return [Fix(kind="runtime", action=item, cost=repair.cost)]
+
+
 def _fixes(case: Case, facts: KernelTableFacts, answer: Answer) -> list[Fix]:
     """Repairs for a table without a usable kernel, least effort first."""
-    kind = answer.need.table
-    fixes = [Fix(kind="runtime", action=f"kernel:{kind}", cost=_WIDEN)] if kind in REPAIRABLE else []
+    kind = answer.kind
+    fixes = _repair(answer)
     online = case.model is not None and case.model.online
     if kind in FP8_TABLES and kind != "fp8" and _per_tensor_covered(case, facts):
         cost = "one scale a matrix instead of finer ones; the 16-bit weights are loaded first"
