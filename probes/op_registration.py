@@ -126,7 +126,7 @@ def register_everything(context: Context, registrations: Registrations) -> None:
         steps = [*([] if context.simulated else KERNEL_MODULES.get(device, ())), "", *KERNEL_MODULES.get(device, ())]
         for step in [*dict.fromkeys(steps), *OP_MODULES.get(device, ())]:
             if step == "":
-                attempt("vllm.platforms", registrations, _platform_kernels)
+                attempt("vllm.platforms", registrations, lambda: _platform_kernels(device))
             elif exists(step):
                 attempt(step, registrations)
             elif exists(step.split(".")[0]) and step in KERNEL_MODULES.get(device, ()):
@@ -158,12 +158,16 @@ def _named() -> set[str]:
     return {name for table in (KERNEL_MODULES, OP_MODULES) for names in table.values() for name in names}
 
 
-def _platform_kernels() -> None:
-    """Ask vLLM which platform this is and let it load that platform's kernels, as its workers do."""
+def _platform_kernels(device: str) -> None:
+    """Ask vLLM which platform this is and let it load that platform's kernels, as its workers do.
+
+    Where vLLM takes the machine for another platform than was asked about, its kernels would answer for the wrong device under the
+    same names (``_C::rms_norm``), so they stay out.
+    """
     from vllm.platforms import current_platform
 
     load = getattr(current_platform, "import_kernels", None)  # the platform's own choice since 0.14
-    if load is not None:
+    if load is not None and str(current_platform._enum.name).lower() in {device, "rocm" if device == "cuda" else device}:
         load()
 
 

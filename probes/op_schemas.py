@@ -142,7 +142,7 @@ class _Reader:
                 depth += 1
             elif char in "])" and depth:
                 depth -= 1
-            elif char in ",)":
+            elif char in ",)" and not depth:
                 break
             self.at += 1
         value = self.text[start : self.at].strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from probes.facts import Observation, OpFact, Tracing
@@ -64,10 +64,14 @@ def static_ops(catalogue: str | None = None) -> StaticOps:
         if folder is None:
             continue
         ops = _read_folder(folder)
-        if not ops:
-            best = best_catalogue(distribution, installed_version(distribution))
-            ops = best.ops if best else []
-            found.catalogues += [best] if best else []
+        best = best_catalogue(distribution, installed_version(distribution))
+        if ops and best:
+            # A neighbouring release will do for the keys: a kernel keeps its device while its schema stays the same.
+            keys = {(op.namespace, op.schema): op.dispatch for op in best.ops}
+            ops = [replace(op, dispatch=keys.get((op.namespace, op.schema), [])) for op in ops]
+        elif best:
+            ops = best.ops
+            found.catalogues.append(best)
         found.ops += ops
     if catalogue is not None:
         named = load_catalogue(catalogue)
@@ -81,7 +85,8 @@ def _read_folder(folder: Path) -> list[OpSchema]:
     try:
         from probes.op_libraries import read_library
 
-        return [op for path in sorted(folder.rglob("*.so")) for op in read_library(path)]
+        found = [op for path in sorted(folder.rglob("*.so")) for op in read_library(path)]
+        return [replace(op, library=str(Path(op.library).relative_to(folder.parent))) for op in found]
     except (ImportError, ValueError, OSError):  # no ELF reader beside us, or files that are none
         return []
 

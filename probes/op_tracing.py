@@ -27,8 +27,8 @@ KEYS = (
 )  # fmt: skip
 """Dispatch keys that are asked about, in the order in which they are listed."""
 
-NO_FAKE = "does not support running with fake tensors"
-"""What every Dynamo since torch 2.6 says of an op without a fake."""
+NO_FAKE = ("does not support running with fake tensors", "There was no fake impl registered for")
+"""What Dynamo says of an op without a fake, and what one made with ``torch.library.custom_op`` says itself."""
 
 NO_DATA = ("data pointer", "data is not allocated", "doesn't have storage")
 """What a kernel provokes that reads the memory of a tensor that has none."""
@@ -58,9 +58,17 @@ def overload(name: str) -> Any:
 
 
 def defined_at(name: str) -> str:
-    """Source file and line that defined an op, as the dispatcher remembers it; empty when it does not."""
-    import torch
+    """Source file and line that defined an op, as the dispatcher remembers it; empty when it does not.
 
+    For an op made with ``torch.library.custom_op`` the dispatcher remembers a line of torch; then it is where its function stands.
+    """
+    import torch
+    from torch._library import custom_ops
+
+    function = getattr(custom_ops._maybe_get_opdef(name), "_init_fn", None)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
     for line in torch._C._dispatch_dump(name).splitlines():
         if line.startswith("debug: registered at "):
             return str(line.removeprefix("debug: registered at "))
@@ -82,7 +90,7 @@ def dispatch_keys(name: str) -> list[str]:
 def registered_tracing(op: Any) -> Tracing:
     """What the registrations of an ``OpOverload`` say."""
     import torch
-    from torch._library import utils
+    from torch._library import custom_ops
 
     name = op.name()
 
@@ -94,12 +102,22 @@ def registered_tracing(op: Any) -> Tracing:
 
     if has("CompositeImplicitAutograd"):
         return "composite"
+    made = custom_ops._maybe_get_opdef(name)
+    if made is not None:
+        # torch.library.custom_op registers a fake in any case; it complains until it is given the real one.
+        return "fake" if made._abstract_fn is not None else _trivial(op)
     if _registered_fake(name):
         return "fake"
     if has("Meta"):
         return "meta"
     if has("CompositeExplicitAutograd") or has("CompositeExplicitAutogradNonFunctional"):
         return "composite"
+    return _trivial(op)
+
+
+def _trivial(op: Any) -> Tracing:
+    from torch._library import utils
+
     return "trivial" if utils.can_generate_trivial_fake_impl(op) else "none"
 
 
@@ -155,8 +173,8 @@ def try_tracing(names: list[str], seconds: float = 60.0) -> dict[str, Trial]:
             else:
                 found[message.op] = message
         left = [name for name in left if name not in found]
-        if left and fate:
-            found[left[0]] = Trial(left[0], "unknown", fate)
+        if left:  # the child ended early, so the next one in line ended it
+            found[left[0]] = Trial(left[0], "unknown", fate or "the process ended while it was traced")
             left = left[1:]
     return found
 
@@ -220,10 +238,10 @@ def trace(name: str) -> Trial:
     import torch
     from torch._dynamo import exc
 
-    op = overload(name)
     try:
+        op = overload(name)
         args, kwargs = arguments_for(op)
-    except LookupError as error:
+    except (LookupError, AttributeError, RuntimeError) as error:  # the library of a half-imported module is gone with the module
         return Trial(name, "unknown", str(error))
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -244,7 +262,7 @@ def trace(name: str) -> Trial:
 
 def _judge(error: BaseException) -> Observation:
     text = str(error)
-    return "fail" if any(words in text for words in (NO_FAKE, NO_GRAPH, *NO_DATA)) else "unknown"
+    return "fail" if any(words in text for words in (*NO_FAKE, NO_GRAPH, *NO_DATA)) else "unknown"
 
 
 _ADDRESS = re.compile(r"ptr|pointer|handle|addr|stream|(?:^|_)fd$", re.IGNORECASE)
