@@ -68,7 +68,7 @@ def ask_vllm(context: Context, tables: list[TableFact], oracles: list[MoeOracleF
                 from probes.kernel_table_live_moe import ask_oracles
 
                 live.selections.extend(ask_oracles(context, oracles, chosen_schemes(context)))
-    except Exception as exc:  # noqa: BLE001 - an import or a plugin that fails is what this probe is there to see
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - an import fails, or a plugin ends the process: that is what is asked
         live.error = describe_error(exc)
     return live
 

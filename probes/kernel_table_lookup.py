@@ -135,7 +135,7 @@ def _text_of_call(call: ast.Call) -> str:
 def _guarded(node: ast.Name, names: set[str], scope: _Scope) -> bool:
     """True when the function asks ``platform in table`` itself, or catches the KeyError around the read."""
     for other in ast.walk(scope.node):
-        if isinstance(other, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in other.ops):
+        if isinstance(other, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in other.ops):  # codespell:ignore notin
             last = other.comparators[-1]
             if isinstance(last, ast.Name) and last.id in names:
                 return True

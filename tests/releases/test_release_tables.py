@@ -119,6 +119,24 @@ def test_releases_that_the_rule_recommends_have_the_row() -> None:
             assert table is None or platform not in table.rows, f"{release} has the row and the rule does not know"
 
 
+def test_the_table_in_the_docs() -> None:
+    lines = (ROOT / "docs" / "kernel-tables.md").read_text().splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("| table |"))
+    releases = [cell.strip() for cell in lines[head].strip("|").split("|")[1:]]
+    shown = {}
+    for line in lines[head + 2 :]:
+        if not line.startswith("|"):
+            break
+        kind, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        shown |= {(release, kind): cell for release, cell in zip(releases, cells, strict=True) if cell}
+    read = {}
+    for release in RELEASES:
+        for table in facts_of(release).tables:
+            row = table.rows.get("XPU")
+            read[release, table.kind] = "one list" if not table.by_platform else "-" if row is None else str(len(row))
+    assert shown == read
+
+
 def test_oracles() -> None:
     names = {release: {oracle.name for oracle in facts_of(release).moe} for release in RELEASES}
     assert names["0.10.2"] == set()
