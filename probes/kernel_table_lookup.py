@@ -21,6 +21,7 @@ _MUTATORS = {"append", "extend", "insert", "remove", "update", "setdefault", "po
 _WRAPPERS = {"list", "tuple", "enumerate", "reversed", "sorted"}
 _CHOOSER = re.compile(r"^_*(choose|select|init|get|find|pick|resolve)_")
 _DEPTH = 4
+_MEMBERSHIP = (ast.In, ast.NotIn)  # codespell:ignore notin
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -135,7 +136,7 @@ def _text_of_call(call: ast.Call) -> str:
 def _guarded(node: ast.Name, names: set[str], scope: _Scope) -> bool:
     """True when the function asks ``platform in table`` itself, or catches the KeyError around the read."""
     for other in ast.walk(scope.node):
-        if isinstance(other, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in other.ops):  # codespell:ignore notin
+        if isinstance(other, ast.Compare) and isinstance(other.ops[-1], _MEMBERSHIP):
             last = other.comparators[-1]
             if isinstance(last, ast.Name) and last.id in names:
                 return True

@@ -22,7 +22,7 @@ from xpufp8.rules import krn
 from xpufp8.rules.base import Case
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = os.environ.get("XPUFP8_RELEASES", "")
+FOLDER = os.path.abspath(os.environ["XPUFP8_RELEASES"]) if os.environ.get("XPUFP8_RELEASES") else ""  # noqa: PTH100 - links stay links
 
 pytestmark = [
     pytest.mark.releases,
