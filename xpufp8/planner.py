@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpufp8 import options
 from xpufp8.command import METADATA, Items, build, missing_metadata, vllm_args
+from xpufp8.model import from_config
 from xpufp8.report import Finding, Fix, Plan, PlanItem, ProbeReport, Reason
 from xpufp8.rules.cfg import COMPILED_TRACE, WITHOUT
 
@@ -91,10 +92,12 @@ class Bench:
 
     def variant(self, items: Items) -> Target:
         """The target with a plan's flags among its options."""
+        args, model = tuple(vllm_args(self.target.vllm_args, items.flags)), self.target.model
         return replace(
             self.target,
-            vllm_args=tuple(vllm_args(self.target.vllm_args, items.flags)),
+            vllm_args=args,
             typed=tuple(vllm_args(self.target.typed, items.flags)),
+            model=from_config(model.source, model.folder, model.config, args) if model else None,
         )
 
     def trial(self, fixes: frozenset[Fix]) -> Trial:
@@ -123,8 +126,11 @@ class Bench:
         return Trial(judge(target, facts, missing), frozenset(missing))
 
     def _names(self, fixes: frozenset[Fix]) -> list[str]:
-        asked = {name for fix in fixes for name in AGAIN[fix.kind]}
-        asked |= {e.probe for f in self.base if stops(f) for e in f.evidence}
+        asked = {e.probe for f in self.base if stops(f) for e in f.evidence}
+        for fix in fixes:
+            # An option that vLLM's parser does not know changes nothing that another probe sees.
+            seen_by = {e.probe for f in self.base for x in f.fixes if x.action == fix.action for e in f.evidence}
+            asked |= {"vllm_options"} if fix.action.startswith(WITHOUT) and seen_by == {"vllm_options"} else set(AGAIN[fix.kind])
         return [name for name in (*self.facts, *self.missing) if name in asked]
 
 

@@ -95,6 +95,13 @@ class Reason(Model):
     codes: list[str]
     without_it: str
 
+    @property
+    def sentence(self) -> str:
+        """For people: what stands in the plan (or was left out) and what happens otherwise."""
+        if self.item.startswith("without "):
+            return f"{self.item.removeprefix('without ')} left out; with it: {self.without_it}"
+        return f"{self.item}; without it: {self.without_it}"
+
 
 class PlanItem(Model):
     """One thing that a plan adds to the typed command, or takes away from it."""

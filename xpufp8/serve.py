@@ -74,10 +74,7 @@ def say(plan: Plan, *, cached: bool) -> None:
     validated = {"none": "not validated", "probe": "probes pass", "launch": "launched and answered"}[plan.validated]
     print(f"xpufp8: {validated}{known}: {clean(plan.shell)}", file=sys.stderr)
     for reason in plan.because:
-        print(
-            f"xpufp8:   {clean(reason.item)} because of {', '.join(reason.codes)}; without it: {clean(reason.without_it)}",
-            file=sys.stderr,
-        )
+        print(f"xpufp8:   {clean(reason.sentence)} ({', '.join(reason.codes)})", file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -126,7 +126,7 @@ def _plan(report: Report) -> RenderableType:
     plan = report.plan
     said = {"none": "not validated", "probe": "every probe passes with it", "launch": "launched and answered"}[plan.validated]
     parts: list[RenderableType] = [plain(f"Command ({said})", "bold underline"), Padding(plain(plan.shell), (0, 0, 0, 2))]
-    rows = [(", ".join(r.codes), plain(f"{r.item}: without it {r.without_it}")) for r in plan.because]
+    rows = [(", ".join(r.codes), plain(r.sentence)) for r in plan.because]
     if rows:
         parts.append(Padding(_labelled(rows), (0, 0, 0, 2)))
     parts += [Padding(plain(f"first: {action}"), (0, 0, 0, 2)) for action in plan.host_actions]
