@@ -218,7 +218,7 @@ def stack_requirements(requires: Iterable[str], name: str) -> list[str]:
     known = {normal(n) for n in (*IMPORTS, *LIBRARIES)} | {normal(n) for names in ALIASES.values() for n in names}
     named = [(match.group(1), text) for text in requires if (match := _MARKER_NAME.match(text))]
     return [
-        text for other, text in named
+        redact(text) for other, text in named
         if normal(other) in known and normal(other) != normal(name) and not re.search(r"\bextra\s*==", text.partition(";")[2])
     ]  # fmt: skip
 

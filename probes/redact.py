@@ -13,6 +13,9 @@ REDACTED = "<redacted>"
 
 _SECRET = r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)"
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+_PUBLIC = frozenset({"NEOReadDebugKeys", "TOKENIZERS_PARALLELISM"})
+"""Variables whose names only look secret and whose values explain what happens."""
+
 _VALUE = r"'[^']*'|\"[^\"]*\""
 _SECRET_WORDS = frozenset({"key", "keys", "apikey", "secret", "password", "passwd", "credential", "credentials", "authorization"})
 _BEARERS = frozenset(
@@ -74,14 +77,14 @@ def redact(text: str) -> str:
     text = _QUERY.sub(rf"\1{REDACTED}", text)
     text = _ENTRY.sub(_entry, text)
     text = _OPTION.sub(_option, text)
-    text = _ASSIGNMENT.sub(rf"\1={REDACTED}", text)
+    text = _ASSIGNMENT.sub(lambda match: match.group(0) if match.group(1) in _PUBLIC else f"{match.group(1)}={REDACTED}", text)
     text = _BEARER.sub(rf"\1\2{REDACTED}", text)
     return _SHAPES.sub(REDACTED, text)
 
 
 def redact_env(name: str, value: str) -> str:
     """Value of an environment variable as it may be shown: hidden whole when the name says that it is a secret."""
-    if value and _SECRET_NAME.search(name):
+    if value and _SECRET_NAME.search(name) and name not in _PUBLIC:
         return REDACTED
     return redact(value)
 

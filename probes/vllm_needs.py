@@ -70,8 +70,8 @@ def script_interpreter(path: Path) -> str | None:
     if words and Path(words[0]).name == "env":
         name = next((w for w in words[1:] if not w.startswith("-")), "")
         return shutil.which(name) or name or None
-    if words and Path(words[0]).name == "sh" and (match := re.match(r"""'''exec'\s+"?([^"\s]+)"?""", rest)):
-        return match.group(1)
+    if words and Path(words[0]).name == "sh" and (match := re.match(r"""'''exec'\s+(?:"([^"]+)"|(\S+))""", rest)):
+        return match.group(1) or match.group(2)
     return words[0] if words else None
 
 

@@ -123,11 +123,13 @@ def _other_device(facts: EnvironmentFacts, built: str, wanted: str) -> tuple[Sev
             "error",
             f"vLLM was built for {NAMES[built]}. Without such a device it ends in RuntimeError: Failed to infer device type.",
         )
-    if built == "cpu":
+    if built == "cpu" and wanted == "xpu":
         return "error", (
-            f"A vLLM whose version says cpu always takes the CPU platform. Beside a working device it ends in RuntimeError: Only one "
-            f"platform plugin can be activated, but got: ['{wanted}', 'cpu']; without one it serves on the CPU."
+            "A vLLM whose version says cpu always takes the CPU platform. Beside a working XPU it ends in RuntimeError: Only one platform "
+            "plugin can be activated, but got: ['xpu', 'cpu']; without one it serves on the CPU."
         )
+    if built == "cpu":
+        return "error", "A vLLM whose version says cpu takes the CPU platform and no other: it would serve on the CPU."
     return (
         "warning",
         f"vLLM was built for {NAMES[built]}: its Python code may do for {NAMES[wanted]}, its compiled operators do not load.",

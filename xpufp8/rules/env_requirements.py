@@ -13,8 +13,11 @@ from packaging.version import InvalidVersion, Version
 
 from probes.facts import EnvironmentFacts, PackageFact
 
-ELSEWHERE = frozenset({"torchvision", "torchaudio", "torchcodec", "triton", "triton-xpu", "pytorch-triton-xpu", "numpy"})
-"""Not reported as missing: ENV007 and ENV009 say what their absence means, and numpy's is plain from the first import."""
+ELSEWHERE = frozenset({
+    "torch", "vllm", "transformers", "torchvision", "torchaudio", "torchcodec", "triton", "triton-xpu", "pytorch-triton-xpu",
+    "vllm-xpu-kernels", "intel-extension-for-pytorch", "numpy",
+})  # fmt: skip
+"""Not reported as missing here: ENV001, ENV007, ENV009 and ENV014 say what their absence means, and numpy's shows at once."""
 
 PAIRED = frozenset({"torch", "vllm", "vllm-xpu-kernels", "transformers", "compressed-tensors", "tokenizers"})
 """Pairings that are true of the software alone, on a simulated device too."""
