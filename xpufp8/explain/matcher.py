@@ -1,0 +1,210 @@
+"""Signatures against lines: each line together with the two that follow it from the same process, blanks aside."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from xpufp8.explain.signatures import squeeze
+
+if TYPE_CHECKING:
+    from xpufp8.explain.signatures import Knowledge, Pattern, Signature
+    from xpufp8.explain.structure.prefixes import Line
+
+AHEAD = 2
+"""Lines after the first that a match may reach into."""
+WRAPPED = 60
+"""Characters from which on a line may have been wrapped by a terminal or a forum."""
+REACH = 3000
+"""Squeezed characters on either side of a literal that a pattern sees."""
+KEPT = 40
+"""Matches kept of one signature; later ones are only counted. Those of a context keep the first and the last of them."""
+
+_TYPE = r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{1,80}"
+_NAMED = r"(?:Error|Exception|Unsupported|Interrupt|Failure|OutOfResources|Exit)"
+_HEAD = re.compile(
+    rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}{_NAMED}:|what\(\):|terminate called|oneCCL:|Error:|Fatal Python error:"
+    r"|[\w./-]{0,60}:? ?(?:fatal )?error:)"
+)
+"""A line that is an error message from its first word on."""
+_LEADS = re.compile(rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}:\s{{0,3}}|The\s{{1,3}})?[\"'`]{{0,2}}$")
+"""What may stand before a message that is still the head of its line."""
+_QUOTED = re.compile(rf"(?:{_TYPE}{_NAMED}:\s{{0,3}}|with error\s{{0,3}}|[Ee]rror(?: message)?:\s{{0,3}})[\"'`]{{0,2}}$")
+"""What stands before an error message that somebody quotes in full."""
+_OTHER_REPORT = re.compile(
+    r"\b[\w.-]{1,60}/[\w.-]{1,60}#\d{1,7}|/(?:issues|pull|discussions)/\d{1,7}|\b(?:see|like|similar to|same as) #\d{2,7}"
+)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A signature seen at some lines."""
+
+    signature: Signature
+    lines: tuple[Line, ...]
+    """The lines that the match spans."""
+    start: int
+    """Column in the first line."""
+    groups: dict[str, str] = field(hash=False)
+    decisive: bool = True
+    """False for a mention: prose about an error, an INFO line, a reference to another report."""
+
+    @property
+    def first(self) -> int:
+        """Number of the first line."""
+        return self.lines[0].number
+
+    @property
+    def level(self) -> str:
+        """Level of the first line."""
+        return self.lines[0].level
+
+    @property
+    def process(self) -> str:
+        """Who wrote the first line."""
+        return self.lines[0].process
+
+
+@dataclass
+class _Window:
+    """The last lines of one process."""
+
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))
+    squeezed: deque[str] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))
+
+
+class Matcher:
+    """Feed it lines in order; it keeps what matched."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.matches: list[Match] = []
+        self.counts: dict[str, int] = {}
+        self._patterns: list[tuple[Signature, Pattern]] = [
+            (signature, pattern) for signature in knowledge.signatures for pattern in signature.patterns
+        ]
+        self._windows: dict[str, _Window] = {}
+        self._last = ""
+        self._seen: set[tuple[str, int, int]] = set()
+        self._kept: dict[str, deque[Match]] = {}
+
+    def feed(self, line: Line) -> None:
+        """Take the next line of the log."""
+        text = squeeze(line.text)
+        if not text:
+            return
+        process = line.process
+        if not process and not line.logged and self._last in self._windows:
+            process = self._last
+        self._last = process
+        window = self._windows.setdefault(process, _Window())
+        if len(window.lines) == AHEAD + 1:
+            self._match(window)
+        window.lines.append(line)
+        window.squeezed.append(text)
+
+    def finish(self) -> None:
+        """The log has ended: match what waits for more lines."""
+        for window in self._windows.values():
+            while window.lines:
+                self._match(window)
+                window.lines.popleft()
+                window.squeezed.popleft()
+        self.matches.extend(match for kept in self._kept.values() for match in kept)
+        self.matches.sort(key=lambda match: match.first)
+
+    def _match(self, window: _Window) -> None:
+        """Match what begins in the first line of the window."""
+        head = window.squeezed[0]
+        text = head + "".join(list(window.squeezed)[1:])
+        for signature, pattern in self._patterns:
+            literal = pattern.literal
+            # Only what begins in the first line counts here; the others have their own turn.
+            at = text.find(literal, 0, len(head) + len(literal) - 1 if pattern.regex is None else len(text))
+            while at >= 0:
+                found = self._apply(signature, pattern, window, text, at, len(head))
+                at = text.find(literal, at + REACH) if not found and pattern.regex is not None and len(text) > REACH else -1
+
+    def _apply(self, signature: Signature, pattern: Pattern, window: _Window, text: str, at: int, head: int) -> bool:
+        groups: dict[str, tuple[int, int]] = {}
+        if pattern.regex is None:
+            begin, end = at, at + len(pattern.literal)
+        else:
+            offset = max(0, at - REACH)
+            match = pattern.regex.search(text, offset, at + REACH)
+            if match is None:
+                return False
+            begin, end = match.span()
+            groups = {name: match.span(name) for name, value in match.groupdict().items() if value is not None}
+        if begin >= head:
+            return False
+        lines, start, named = _locate(window, begin, end, groups, signature.phrases)
+        key = (signature.name, lines[0].number, start // 50)
+        if key in self._seen:
+            return True
+        if len(self._seen) < 100_000:
+            self._seen.add(key)
+        self._add(Match(signature, lines, start, named, decisive=_decisive(signature, lines[0], start)))
+        return True
+
+    def _add(self, match: Match) -> None:
+        name = match.signature.name
+        self.counts[name] = self.counts.get(name, 0) + 1
+        if match.signature.kind in {"context", "health"}:
+            if self.counts[name] <= KEPT:
+                self.matches.append(match)
+            else:
+                self._kept.setdefault(name, deque(maxlen=KEPT)).append(match)
+        elif self.counts[name] <= KEPT or (match.groups and self.counts[name] <= 4 * KEPT):
+            self.matches.append(match)
+
+
+def _locate(
+    window: _Window, begin: int, end: int, groups: dict[str, tuple[int, int]], phrases: tuple[str, ...]
+) -> tuple[tuple[Line, ...], int, dict[str, str]]:
+    """From positions in the squeezed text back to lines, a column and the groups as they were written."""
+    texts = [line.text for line in window.lines]
+    original = "\n".join(texts)
+    places = [index for index, character in enumerate(original) if not character.isspace()]
+
+    def at(position: int) -> int:
+        return places[min(position, len(places) - 1)]
+
+    reached = original.count("\n", 0, at(max(begin, end - 1)))
+    opened = original.count("\n", 0, at(begin))
+    start = at(begin) - (original.rfind("\n", 0, at(begin)) + 1)
+    named = {}
+    for name, (first, last) in groups.items():
+        value = original[at(first) : at(last - 1) + 1] if last > first else ""
+        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, original[: at(first)], texts)
+    return tuple(window.lines)[opened : reached + 1], start, named
+
+
+def _one_word(value: str, before: str, texts: list[str]) -> str:
+    """A group up to its first blank; a line end does not count where the line was wrapped for want of width."""
+    row = before.count("\n")
+    parts = value.split("\n")
+    word = ""
+    for part in parts:
+        word += part.split(None, 1)[0] if part.split() else ""
+        whole = len(part.split()) == 1 and part == part.rstrip()
+        wrapped = row < len(texts) - 1 and len(texts[row]) >= WRAPPED and not texts[row + 1][:1].isspace()
+        if not (whole and wrapped):
+            break
+        row += 1
+    return word
+
+
+def _decisive(signature: Signature, line: Line, start: int) -> bool:
+    """True when the line is the error itself, not talk about one."""
+    if line.level in {"INFO", "DEBUG"}:
+        return signature.quiet
+    if line.logged:
+        return True
+    before = line.text[max(0, start - 200) : start]
+    heads = _HEAD.match(line.text) is not None
+    if _OTHER_REPORT.search(line.text) and not heads:
+        return False
+    leads = start <= 200 and _LEADS.match(before) is not None
+    return signature.prose or heads or leads or _QUOTED.search(before) is not None
