@@ -101,7 +101,10 @@ class Catalogue:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.IGNORECASE)
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
 
 
 def _condition(row: dict[str, Any]) -> Condition:
