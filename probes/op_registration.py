@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -115,9 +116,10 @@ def watched(registrations: Registrations, packages: Iterable[str] = OP_PACKAGES)
 
 
 def register_everything(context: Context, registrations: Registrations) -> None:
-    """Import kernels, vLLM's wrappers, the modules of vLLM that register ops, and what ``options["modules"]`` names.
+    """Import kernels, vLLM's wrappers, the modules of vLLM that register ops, and what ``options["modules"]`` names; then make
+    the repairs that ``XPUFP8_APPLY`` lists.
 
-    ``options["vllm"]`` false leaves all but the last out.
+    ``options["vllm"]`` false leaves vLLM and its kernels out.
     """
     if context.options.get("vllm", True):
         device = "xpu" if context.simulated else context.device.split(":")[0]
@@ -137,6 +139,10 @@ def register_everything(context: Context, registrations: Registrations) -> None:
             attempt(name, registrations)
     for name in context.options.get("modules", []):
         attempt(str(name), registrations)
+    if context.options.get("vllm", True) and exists("vllm"):
+        attempt("vllm.plugins", registrations, _general_plugins)
+    elif os.environ.get("XPUFP8_APPLY"):
+        attempt("xpufp8.runtime.plugin", registrations, _repairs)
 
 
 def attempt(name: str, registrations: Registrations, action: Any = None) -> None:
@@ -169,6 +175,19 @@ def _platform_kernels(device: str) -> None:
     load = getattr(current_platform, "import_kernels", None)  # the platform's own choice since 0.14
     if load is not None and str(current_platform._enum.name).lower() in {device, "rocm" if device == "cuda" else device}:
         load()
+
+
+def _general_plugins() -> None:
+    """Load vLLM's general plugins, as each of its processes does: a repair of the runtime half is one of them."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+def _repairs() -> None:
+    from xpufp8.runtime.plugin import activate
+
+    activate()
 
 
 def exists(name: str) -> bool:

@@ -223,6 +223,22 @@ print(json.dumps(said))
         assert traces in {said[f"k::{name}"], "unknown"}, name
 
 
+def test_a_repair_is_seen_by_the_same_probe(tmp_path: Path) -> None:
+    module = """
+define("_xpu_C", "fp8_gemm_w8a16(Tensor A, Tensor B, Tensor? B_scale_, Tensor? bias_) -> Tensor", CPU=lambda a, b, s, c: a)
+"""
+    op = "_xpu_C::fp8_gemm_w8a16"
+    (tmp_path / "registering.py").write_text(HEADER + module)
+    context = {"device": "cpu", "options": {"modules": ["registering"], "vllm": False}}
+    assert by_name(run(tmp_path, context)[0])[op].traces == "fail"
+    repaired = by_name(run(tmp_path, context, XPUFP8_APPLY=f"fake:{op}")[0])[op]
+    assert (repaired.tracing, repaired.traces, repaired.error) == ("fake", "pass", None)
+    refused, _ = run(tmp_path, context, XPUFP8_APPLY="fake:_xpu_C::nobody_knows")
+    (library,) = [found for found in refused.libraries if found.name == "xpufp8.runtime.plugin"]
+    assert library.error is not None
+    assert "nobody_knows" in library.error.message
+
+
 def test_an_op_that_kills_its_process_does_not_end_the_probe(tmp_path: Path) -> None:
     module = """
 import os, signal

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from xpufp8.rules import cfg, dev, dev_cards, env, krn, log_stack, log_unrelated, mdl, mem, p2p, p2p_collectives, p2p_host, probe
+from xpufp8.rules import (
+    cfg,
+    dev,
+    dev_cards,
+    env,
+    krn,
+    log_stack,
+    log_unrelated,
+    mdl,
+    mem,
+    ops,
+    p2p,
+    p2p_collectives,
+    p2p_host,
+    probe,
+)
 from xpufp8.rules.base import AREAS, Case, Rule
 
 ALL: tuple[Rule, ...] = (
     *cfg.RULES, *dev.RULES, *dev_cards.RULES, *env.RULES, *krn.RULES, *log_stack.RULES, *log_unrelated.RULES, *mdl.RULES,
-    *mem.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES, *probe.RULES,
+    *mem.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES, *probe.RULES,
 )  # fmt: skip
 BY_CODE: dict[str, Rule] = {one.code: one for one in ALL}
 
