@@ -175,7 +175,8 @@ def check(problem: Problem, candidate: Candidate, prepared: Prepared, weight: to
         x = _probe_input(problem, tokens, weight.device)
         exact_x = x.cpu().to(torch.float64)
         wanted = exact_x @ reference.t()
-        size = exact_x.norm(dim=1, keepdim=True) * norms / math.sqrt(problem.k)
+        # What such operands give on average, or what these ones gave where that is more: rounding is relative to the output.
+        size = torch.hypot(exact_x.norm(dim=1, keepdim=True) * norms / math.sqrt(problem.k), wanted)
         for given in (None, bias):
             run_bias = None if given is None else given.to(weight.device)
             got = prepared.run(x, prepared.weight, prepared.scale, run_bias).cpu()[:, rows]

@@ -37,11 +37,11 @@ class Fake:
     """Makes outputs of the right shape, dtype, stride and device, keeping symbolic sizes symbolic."""
     source: str
     """Where the kernel shows it: file and function."""
+    shows_wrong: Callable[[Any], Arguments] | None = None
+    """Makes arguments (on a device) with which a known wrong fake of somebody else differs from this one."""
     writes: str | None = None
     """Argument that the kernel fills and returns although its schema does not say so. Without a rule for it, a compiled graph
     would drop the call as unused and read an empty buffer."""
-    shows_wrong: Callable[[Any], Arguments] | None = None
-    """Makes arguments (on a device) with which a known wrong fake of somebody else differs from this one."""
 
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
