@@ -34,7 +34,9 @@ TRIES = 12
 """How many faults one stage may be stood in for before it is given up."""
 
 _TELLING = re.compile(r"[Ss]elect|[Uu]sing .*(backend|kernel|attention|MoE)|[Ff]all.*back|not supported|disabl", re.ASCII)
-_ARTEFACTS = ("FakeTensor", "fake tensor", "DataDependent", "data-dependent", "SimulationError", "aten._local_scalar_dense")
+_REMOTE_CODE = ("trust_remote_code", "trust-remote-code", "custom code", "does not appear to have a file named")
+"""Words of a failure that asks for a checkpoint's own Python files."""
+_ARTEFACTS = ("FakeTensor", "fake tensor", "DataDependent", "data-dependent", "DynamicOutputShape", "SimulationError", "aten._local_scalar_dense")
 """Words of a failure that come from tracing without data and say nothing of a real run."""
 
 
@@ -105,12 +107,21 @@ def judge(error: BaseException, quiet: bool = False) -> tuple[StageStatus, str]:
     steps = list(chain(error))
     text = "\n".join(f"{type(step).__name__}: {step}" for step in steps)
     root = next((step for step in steps if str(step).strip()), steps[0])
-    line = next((x.strip() for x in str(root).splitlines() if x.strip()), type(root).__name__)
-    if "trust_remote_code" in text or "trust-remote-code" in text or "custom code" in text:
+    line = telling_line(str(root)) or type(root).__name__
+    if any(word in text for word in _REMOTE_CODE):
         return "unknown", f"the checkpoint brings its own code, which was not run: {line}"
     if quiet or any(word in text for word in _ARTEFACTS):
         return "unknown", f"could not be traced without data: {type(root).__name__}: {line}"
     return "failed", f"{type(root).__name__}: {line}"
+
+
+def telling_line(message: str) -> str:
+    """The line of a message that says what is wrong: its first, or what pydantic put below a count of its errors."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith(("Value error, ", "Assertion failed, "))), None)
+    if told is not None:
+        return told.split(", ", 1)[1].split(" [type=", 1)[0]
+    return lines[0] if lines else ""
 
 
 def _forget_compilation(model: Any) -> None:
@@ -133,13 +144,13 @@ def observe(context: Context) -> ModelTraceFacts:
     start = time.monotonic()
     if not context.model:
         raise ValueError("model_trace needs a model")
-    profile = _enter_simulation(context)
+    profile = enter_simulation(context)
     from probes import trace_build, trace_ops
 
     trace_build.prepare_environment()
     run = Run(context)
     _take_fakes_away(context)
-    trace_ops.record_bodies(run.recorder)
+    trace_ops.record_bodies()
     _listen(run)
     _check_platform(context)
     _build(run)
@@ -152,7 +163,11 @@ def observe(context: Context) -> ModelTraceFacts:
 # -- before the model ------------------------------------------------------------------------------------------------------
 
 
-def _enter_simulation(context: Context) -> str | None:
+def enter_simulation(context: Context) -> str | None:
+    """Make this process and its children see the simulated device that the context (or the environment) names.
+
+    Returns the profile's key, None for a real device.
+    """
     from xpufp8.simulate import VARIABLE, entry_points, profiles
 
     if context.simulated and not os.environ.get(VARIABLE):
@@ -254,6 +269,12 @@ def _record_compilation(run: Run) -> None:
         return run.recorder.backend_of(owner)
 
     compilation.CompilationConfig.init_backend = init_backend
+    # Functions that vLLM compiles on their own ask for inductor by name; their graphs are run as they are.
+    import torch
+
+    wrapper = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if wrapper is not None:
+        wrapper.__call__ = lambda self, graph, inputs: graph.forward
 
 
 def _infer_quietly(run: Run) -> Callable[..., bool]:

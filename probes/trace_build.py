@@ -163,7 +163,11 @@ def construct(config: Any, fake_mode: Any) -> Any:
     from vllm.model_executor.model_loader.utils import initialize_model
 
     with set_current_vllm_config(config), fake_mode, torch.device("cpu"), default_dtype(config.model_config.dtype):
-        return initialize_model(vllm_config=config)
+        fake_mode.islands = True  # expert maps and the like are worked out from values
+        try:
+            return initialize_model(vllm_config=config)
+        finally:
+            fake_mode.islands = False
 
 
 def process(config: Any, model: Any, fake_mode: Any) -> None:

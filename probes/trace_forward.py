@@ -11,14 +11,18 @@ TOKENS = 32
 
 
 @contextlib.contextmanager
-def calling(config: Any, fake_mode: Any, tokens: int = TOKENS) -> Iterator[None]:
-    """Everything that a forward pass needs around it: configuration, forward context, fake mode, no gradients."""
+def calling(config: Any, fake_mode: Any, tokens: int = TOKENS, *, compiling: bool = False) -> Iterator[None]:
+    """Everything that a forward pass needs around it: configuration, forward context, fake mode, no gradients.
+
+    Unless ``compiling``, functions of vLLM that are compiled on their own run as eager code, as their own compiler is not the question.
+    """
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import set_forward_context
 
     with set_current_vllm_config(config), set_forward_context(None, config, num_tokens=tokens), fake_mode, torch.no_grad():
-        yield
+        with contextlib.nullcontext() if compiling else torch.compiler.set_stance("force_eager"):
+            yield
 
 
 def text_inputs(model: Any, config: Any) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def run_text(model: Any, config: Any, fake_mode: Any) -> Any:
     """One forward pass over text. Returns hidden states (or whatever the stage hands on)."""
     import inspect
 
-    with calling(config, fake_mode):
+    with calling(config, fake_mode, compiling=True):
         inputs = text_inputs(model, config)
         accepted = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())

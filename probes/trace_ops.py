@@ -7,6 +7,7 @@ is seen too.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -32,6 +33,9 @@ BUILT_IN = frozenset(
     }
 )
 """Namespaces of torch itself; everything else is somebody's custom op."""
+
+BODIES: dict[str, Callable[..., Any]] = {}
+"""Python bodies of the opaque ops that this process registered, by ``namespace::name``."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -109,7 +113,7 @@ class Recorder:
         self.graphs = 0
         self.inside = 0
         self.via = ""
-        self.bodies: dict[str, Callable[..., Any]] = {}
+        self.bodies = BODIES
         self.pending: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
         """First call of each opaque op from each kind of layer: its arguments, to run the body with."""
 
@@ -241,6 +245,7 @@ def make_fake_mode(recorder: Recorder, on_missing: Callable[[Any, BaseException,
 
 
 _ISLAND_BYTES = 16 << 20
+_CREATIONS = frozenset({"aten::arange", "aten::full", "aten::zeros", "aten::ones", "aten::scalar_tensor"})
 
 
 def _real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -255,10 +260,12 @@ def _real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             not any(isinstance(t, FakeTensor) for t in tensors)
             and sum(t.numel() * t.element_size() for t in tensors) < _ISLAND_BYTES
         )
-    numbers = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int) and not isinstance(leaf, bool)]
+    if func._schema.name not in _CREATIONS:
+        return False
+    numbers = [abs(leaf) for leaf in tree_leaves(args) if isinstance(leaf, int) and not isinstance(leaf, bool)]
     dtype = kwargs.get("dtype")
-    whole = dtype is not None and not dtype.is_floating_point
-    return (whole or func._schema.name in {"aten::arange", "aten::arange.start"}) and all(abs(n) < 1 << 22 for n in numbers)
+    whole = not dtype.is_floating_point if dtype is not None else func._schema.name == "aten::arange"
+    return whole and math.prod(max(n, 1) for n in numbers) <= 1 << 20
 
 
 def _scalar(mode: Any, tensor: Any) -> Any:
@@ -277,7 +284,7 @@ def _scalar(mode: Any, tensor: Any) -> Any:
     return 1.0 if tensor.is_floating_point() else 1
 
 
-def record_bodies(recorder: Recorder) -> None:
+def record_bodies() -> None:
     """Learn the Python body of each op that vLLM registers from now on. Before the modules that register them are imported."""
     try:
         from vllm.utils import torch_utils as home
@@ -285,9 +292,12 @@ def record_bodies(recorder: Recorder) -> None:
         import vllm.utils as home
 
     register = home.direct_register_custom_op
+    if getattr(register, "remembers", False):
+        return
 
     def remember(op_name: str, op_func: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.bodies[f"vllm::{op_name}"] = op_func
+        BODIES[f"vllm::{op_name}"] = op_func
         return register(op_name, op_func, *args, **kwargs)
 
+    remember.remembers = True  # type: ignore[attr-defined]  # marks the patch, so that it is made once
     home.direct_register_custom_op = remember
