@@ -1,6 +1,6 @@
 """Probe ``devices``: Intel GPUs as torch, Level Zero and sysfs each show them, and what decides who may use them.
 
-Options: ``sysfs_root`` (a recorded machine), ``environment``, ``ze_loader`` (path of a loader), ``limit`` (seconds, 7 by default).
+Options: ``sysfs_root`` (a recorded machine), ``environment``, ``ze_loader`` (path of a loader), ``limit`` (seconds, 6.5 by default).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probes.level_zero import ask, from_json
 from probes.pci import read_tree
 from probes.protocol import Context
 
-LIMIT = 7.0
+LIMIT = 6.5
 DRI = "/dev/dri"
 ICD_FOLDERS = ("/etc/OpenCL/vendors", "/opt/intel/oneapi/compiler/latest/etc/OpenCL/vendors")
 LIBRARY_FOLDERS = (
@@ -203,10 +203,10 @@ def observe_host(context: Context, host: Host, mode: Mode) -> DevicesFacts:
     log, lines = read_log(host)
     tree = read_tree(host, firmware(lines))
     identity = host.observed("identity", lambda: {"uid": os.geteuid(), "gids": sorted({os.getegid(), *os.getgroups()})}) or {}
-    ze = level_zero(host, context, min(3.0, max(0.5, deadline - time.monotonic())))
+    ze = level_zero(host, context, min(3.0, max(0.2, deadline - time.monotonic())))
     torch_data = None
     if context.device == "xpu":
-        torch_data = host.observed("torch", lambda: ask_torch(host.environment, max(0.5, deadline - time.monotonic())))
+        torch_data = host.observed("torch", lambda: ask_torch(host.environment, max(0.2, deadline - time.monotonic())))
     groups = re.findall(r"^(render|video):x?:(\d+)", host.read("/etc/group") or "", re.MULTILINE)
     by_path = host.listing(f"{DRI}/by-path")
     return DevicesFacts(
@@ -214,6 +214,6 @@ def observe_host(context: Context, host: Host, mode: Mode) -> DevicesFacts:
         by_path=by_path or [], by_path_folder=by_path is not None, uid=identity.get("uid"), gids=identity.get("gids", []),
         groups={name: int(gid) for name, gid in groups}, container=container_kind(host), kernel=kernel_release(host),
         boot=boot_parameters(host), modules=_modules(host), runtime=_runtime(host), opencl=opencl_libraries(host),
-        settings=host.settings(), log=log, level_zero=ze, unmasked=_unmasked(host, context, 2.0),
+        settings=host.settings(), log=log, level_zero=ze, unmasked=_unmasked(host, context, max(0.2, deadline - time.monotonic())),
         torch=TorchDevicesFact(**torch_data) if torch_data else TorchDevicesFact(),
     )  # fmt: skip

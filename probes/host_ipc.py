@@ -1,6 +1,6 @@
 """Probe ``host_ipc``: what oneCCL and vLLM's workers need from the host, tested by doing it.
 
-Options: ``sysfs_root`` (a recorded machine), ``environment``, ``limit`` (seconds, 9 by default), ``collective`` (true or false:
+Options: ``sysfs_root`` (a recorded machine), ``environment``, ``limit`` (seconds, 8.5 by default), ``collective`` (true or false:
 whether two ranks are really run; by default only when several are asked for).
 """
 
@@ -26,7 +26,7 @@ from probes.parallel import world_size
 from probes.protocol import Context
 from probes.two_ranks import BACKENDS, run
 
-LIMIT = 9.0
+LIMIT = 8.5
 SHM = "/dev/shm"  # noqa: S108 - the folder itself is what is looked at
 SOCKET_FOLDER = "/tmp"  # noqa: S108 - where oneCCL binds its sockets
 PTRACE_CAPABILITY = 19

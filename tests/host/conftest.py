@@ -10,31 +10,25 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from machines import TREES, expand
+from machines import Shelf
 
-from probes.protocol import Context
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory) -> Shelf:
+    """Expanded machines of this session."""
+    return Shelf(tmp_path_factory.mktemp("machines"))
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(shelf):
     """``machine("root-ports-adl-s")``: that machine as a folder, with real links; returns its path."""
-
-    def build(name: str, **changes) -> Path:
-        folder = tmp_path / name
-        expand(TREES / f"{name}.json", folder, **changes)
-        return folder
-
-    return build
+    return shelf.machine
 
 
 @pytest.fixture
-def context(machine):
+def context(shelf):
     """Context of a recorded machine: ``context("i915", "-tp", "2")``."""
-
-    def build(name: str, *arguments: str, device: str = "xpu", **changes) -> Context:
-        return Context(device, vllm_args=list(arguments), options={"sysfs_root": str(machine(name, **changes))})
-
-    return build
+    return shelf.context
 
 
 @pytest.fixture(scope="session")

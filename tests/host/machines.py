@@ -7,7 +7,6 @@ register, ``children``), ``files`` and ``links`` are added as they stand, ``obse
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,40 @@ def expand(tree: Path, root: Path, *, observations: dict[str, Any] | None = None
     (root / "xpufp8-host.json").write_text(json.dumps(note), encoding="utf-8")
 
 
+class Shelf:
+    """Expanded machines, each made once: a tree is some hundred small files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Path] = {}
+
+    def machine(self, name: str, **changes: Any) -> Path:
+        """The folder of a machine. It is shared: nobody writes into it."""
+        key = json.dumps([name, changes], sort_keys=True)
+        if key not in self._made:
+            self._made[key] = self._folder / f"{name}-{len(self._made)}"
+            expand(TREES / f"{name}.json", self._made[key], **changes)
+        return self._made[key]
+
+    def context(self, name: str, *arguments: str, device: str = "xpu", **changes: Any) -> Context:
+        """Context of a machine for a command: ``context("i915", "-tp", "2")``."""
+        return Context(device, vllm_args=list(arguments), options={"sysfs_root": str(self.machine(name, **changes))})
+
+
 def facts_of(context: Context) -> dict[str, Any]:
     """Facts of the three host probes for one context."""
     from probes import devices, host_ipc, peer_access
 
-    return {"devices": devices.observe(context), "peer_access": peer_access.observe(context), "host_ipc": host_ipc.observe(context)}
+    return {
+        "devices": devices.observe(context),
+        "peer_access": peer_access.observe(context),
+        "host_ipc": host_ipc.observe(context),
+    }
 
 
 def findings_of(context: Context):
-    """Findings of the DEV and P2P rules for one context, by code and subject."""
-    from xpufp8.rules import ALL, Case
-
-    case = Case(context.device, tuple(context.vllm_args), facts=facts_of(context))
-    rules = [one for one in ALL if one.code.startswith(("DEV", "P2P")) and all(name in case.facts for name in one.needs)]
-    return [finding for one in rules for finding in one.check(one, case)]
+    """Findings of the DEV and P2P rules for one context."""
+    return judged(facts_of(context), *context.vllm_args, device=context.device)
 
 
 def settings_of(findings) -> dict[str, str]:
@@ -122,4 +141,25 @@ def settings_of(findings) -> dict[str, str]:
 
 def link_count(folder: Path) -> int:
     """How many links a folder's tree holds (a check that the expansion made real ones)."""
-    return sum(os.path.islink(os.path.join(where, name)) for where, names, files in os.walk(folder) for name in (*names, *files))
+    return sum(path.is_symlink() for path in folder.rglob("*"))
+
+
+def judged(facts: dict[str, Any], *arguments: str, device: str = "xpu"):
+    """Findings of the P2P and DEV rules for facts at hand."""
+    from xpufp8.rules import ALL, Case
+
+    case = Case(device, arguments, facts=facts)
+    rules = [one for one in ALL if one.code.startswith(("P2P", "DEV")) and all(name in facts for name in one.needs)]
+    return [finding for one in rules for finding in one.check(one, case)]
+
+
+def codes(findings) -> list[str]:
+    """Codes of findings, each once."""
+    return sorted({finding.code for finding in findings})
+
+
+def by_code(findings, code):
+    """The one finding of a code."""
+    found = [finding for finding in findings if finding.code == code]
+    assert len(found) == 1, [f.code for f in findings]
+    return found[0]
