@@ -35,21 +35,23 @@ class Kind:
 
     architecture: str
     quantization: str
-    """block, channel, or none: how the linear weights are stored."""
+    """block, channel, channel-w8a16 (activations stay in 16 bits) or none: how the linear weights are stored."""
     moe: bool = False
     config: dict[str, Any] = field(default_factory=dict)
     """Entries of config.json that other kinds do not have."""
 
 
-def _compressed_tensors() -> dict[str, Any]:
-    """Per-channel weights with per-token activations, as llm-compressor writes ``FP8_DYNAMIC``."""
+def _compressed_tensors(quantized_activations: bool) -> dict[str, Any]:
+    """Per-channel weights, as llm-compressor writes ``FP8_DYNAMIC`` (activations a token at a time) and ``W8A16_FP8`` (none)."""
     weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
     inputs = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs if quantized_activations else None}
+        },
         "ignore": ["lm_head"],
     }
 
@@ -82,6 +84,7 @@ KINDS: dict[str, Kind] = {
     "llama-bf16": Kind("LlamaForCausalLM", "none", config=_LLAMA),
     "llama-fp8-block": Kind("LlamaForCausalLM", "block", config=_LLAMA),
     "llama-fp8-channel": Kind("LlamaForCausalLM", "channel", config=_LLAMA),
+    "llama-fp8-w8a16": Kind("LlamaForCausalLM", "channel-w8a16", config=_LLAMA),
     "qwen3-moe-bf16": Kind("Qwen3MoeForCausalLM", "none", moe=True, config=_QWEN3_MOE),
     "qwen3-moe-fp8-block": Kind("Qwen3MoeForCausalLM", "block", moe=True, config=_QWEN3_MOE),
 }
@@ -110,7 +113,9 @@ def config_of(kind: Kind, *, dequantized: bool = False) -> dict[str, Any]:
         **kind.config,
     }
     if kind.quantization != "none" and not dequantized:
-        config["quantization_config"] = _block_fp8(kind.moe) if kind.quantization == "block" else _compressed_tensors()
+        config["quantization_config"] = (
+            _block_fp8(kind.moe) if kind.quantization == "block" else _compressed_tensors(kind.quantization == "channel")
+        )
     return config
 
 
@@ -190,15 +195,15 @@ def _other_tensors(kind: Kind, generator: torch.Generator) -> dict[str, torch.Te
 
 
 def quantize(weight: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize a float32 weight ``[N, K]`` to e4m3fn.
+    """Quantize a float32 weight ``[N, K]`` to e4m3fn, by block or by channel.
 
     Returns:
-        The weight and its float32 scale: ``[N, 1]`` for ``channel``, ``[ceil(N/128), ceil(K/128)]`` for ``block``.
+        The weight and its float32 scale: ``[ceil(N/128), ceil(K/128)]`` for ``block``, else ``[N, 1]``.
     """
     import torch
 
     limit = torch.finfo(torch.float8_e4m3fn).max
-    if layout == "channel":
+    if layout != "block":
         scale = weight.abs().amax(dim=1, keepdim=True) / limit
         return (weight / scale).to(torch.float8_e4m3fn), scale
     rows, columns = (-(-size // BLOCK) for size in weight.shape)
