@@ -33,6 +33,8 @@ PTRACE_CAPABILITY = 19
 FABRIC_LIBRARY = re.compile(r"^libfabric\.so(\.\d+)*$")
 PROVIDER_LIBRARY = re.compile(r"^lib(?P<name>\w+)-fi\.so$")
 PROVIDER_ROOTS = ("/opt/intel/oneapi/mpi", "/opt/intel/oneapi/ccl")
+MEETING = re.compile(r"^(FI_|CCL_ATL_|CCL_KVS|I_MPI_|CCL_PROCESS_LAUNCHER|CCL_LOCAL)")
+"""Variables that bear on how ranks find each other."""
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 
 
@@ -224,10 +226,14 @@ def _collective(host: Host, context: Context, world: int, limit: float) -> Colle
         return CollectiveFact("skipped", BACKENDS.get(device, ""))
     send = pipeline_wanted(context.vllm_args)
     data = host.observed("collective", lambda: asdict(run(device, limit, host.environment, send=send)))
-    if data is None or not host.same_settings:
-        error = "not recorded on that machine" + ("" if host.same_settings else " with these settings")
-        return CollectiveFact("unknown", BACKENDS[device], error=error)
-    return CollectiveFact(**{**data, "steps": [CollectiveStepFact(**step) for step in data.get("steps", [])]})
+    if data is None:
+        return CollectiveFact("unknown", BACKENDS[device], error="not recorded on that machine")
+    fact = CollectiveFact(**{**data, "steps": [CollectiveStepFact(**step) for step in data.get("steps", [])]})
+    # Ranks that never met still do not, whatever is set for what comes after the meeting; any other result is of its settings.
+    stays = fact.status == "fail" and fact.stage == "import" and not any(MEETING.match(name) for name in host.changed)
+    if host.changed and not stays:
+        return CollectiveFact("unknown", BACKENDS[device], error="not recorded on that machine with these settings")
+    return fact
 
 
 def pipeline_wanted(tokens: list[str]) -> bool:

@@ -116,9 +116,9 @@ class Host:
         return settings(self.environment)
 
     @property
-    def same_settings(self) -> bool:
-        """False on a recorded machine whose settings were changed since: what was tried there then says nothing of now."""
-        return True
+    def changed(self) -> frozenset[str]:
+        """Variables that were changed on a recorded machine since: what was tried there says little of what they bear on."""
+        return frozenset()
 
 
 def replayed(recorded: dict[str, str], environment: dict[str, str] | None) -> dict[str, str]:
@@ -126,6 +126,11 @@ def replayed(recorded: dict[str, str], environment: dict[str, str] | None) -> di
     what the caller adds.
     """
     return {**recorded, **settings(dict(os.environ)), **(environment or {})}
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> frozenset[str]:
+    """Names whose values differ or that one of the two lacks."""
+    return frozenset(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 class RootHost(Host):
@@ -145,9 +150,9 @@ class RootHost(Host):
         self._observations: dict[str, Any] = extra.get("observations") or {}
 
     @property
-    def same_settings(self) -> bool:
-        """True while nothing was changed since the recording."""
-        return settings(self.environment) == settings(self._recorded)
+    def changed(self) -> frozenset[str]:
+        """Variables that differ from the recording."""
+        return differing(settings(self._recorded), settings(self.environment))
 
     def _inside(self, path: str, *, last: bool = True) -> str:
         """The place in the folder, with every link on the way followed as if the folder were the root: none leads out of it."""
@@ -192,9 +197,9 @@ class TreeHost(Host):
         self._tree = tree
 
     @property
-    def same_settings(self) -> bool:
-        """True while nothing was changed since the recording."""
-        return settings(self.environment) == settings(self._recorded)
+    def changed(self) -> frozenset[str]:
+        """Variables that differ from the recording."""
+        return differing(settings(self._recorded), settings(self.environment))
 
     def _part(self, name: str) -> dict[str, Any]:
         part = self._tree.get(name)

@@ -105,8 +105,8 @@ def _attempts(
         return [asdict(fact) for fact in facts]
 
     data = host.observed("transfers", attempt)
-    if data is None or not host.same_settings:
-        return {}, "no exchange of memory was recorded on that machine" + ("" if host.same_settings else " with these settings")
+    if data is None or host.changed:
+        return {}, "no exchange of memory was recorded on that machine" + (" with these settings" if host.changed else "")
     facts = [TransferFact(**item) for item in data]
     return {(fact.source, fact.target): fact for fact in facts}, ""
 

@@ -128,7 +128,7 @@ def doctor(
     no_cache: NoCache = False,
     vllm: Vllm = None,
     runtime_fixes: Annotated[bool, typer.Option(help="Let the plan repair vLLM at run time.")] = True,
-    sysfs: Annotated[str | None, typer.Option(metavar="ROOT", help="Replay recorded host facts from this folder.")] = None,
+    sysfs: Annotated[str | None, typer.Option(metavar="ROOT", help="Judge a recorded machine (collect --host).")] = None,
     facts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Judge facts that xpufp8 collect saved, probing nothing.")
     ] = None,
@@ -236,15 +236,24 @@ def collect(
     only: Only = None,
     skip: Skip = None,
     timeout: Timeout = 180.0,
+    host: Annotated[bool, typer.Option("--host", help="Record just this machine: cards, links, permissions, limits.")] = False,
 ) -> None:
-    """Observe here, to judge elsewhere: write what the probes see as JSON (doctor --facts reads it)."""
-    from xpufp8.doctor import Request
+    """Observe here, to judge elsewhere: write what the probes see as JSON (doctor --facts reads it).
+
+    With --host: write what they read of the machine itself, redacted; doctor --sysfs FILE judges any command on it.
+    """
+    from xpufp8.doctor import Request, launch_for
     from xpufp8.progress import Progress
     from xpufp8.saved import collect as observe
     from xpufp8.saved import dump
     from xpufp8.target import resolve
 
     target = resolve(tokens or [], device=device, python=python)
+    if host:
+        from xpufp8.record import host_json, record_host
+
+        write(host_json(record_host(target.context(), launch_for(target, Request(timeout=timeout)))), output)
+        return
     with Progress(target) as progress:
         saved = observe(target, Request(only=tuple(only or ()), skip=tuple(skip or ()), timeout=timeout, on_done=progress.done))
     write(dump(saved), output)

@@ -191,7 +191,7 @@ def resolve(
         device: ``--device``.
         python: ``--python``.
         vllm_path: ``--vllm``: folder of an unpacked vLLM to read instead of the installed one.
-        sysfs: ``--sysfs``: another root folder for host facts.
+        sysfs: ``--sysfs``: a recorded machine for host facts, a root folder or a file.
 
     Raises:
         UsageError: any of them cannot be used; the message says what to do.
@@ -200,8 +200,8 @@ def resolve(
     name, why = resolve_device(device)
     if vllm_path is not None and not Path(vllm_path).expanduser().is_dir():
         raise UsageError(f"--vllm {vllm_path}: no such folder. Give an unpacked vLLM wheel (the folder that holds vllm/).")
-    if sysfs is not None and not Path(sysfs).is_dir():
-        raise UsageError(f"--sysfs {sysfs}: no such folder. Give the root of a recorded tree (xpufp8 collect --host).")
+    if sysfs is not None and not Path(sysfs).exists():
+        raise UsageError(f"--sysfs {sysfs}: no such folder or file. Give a recorded machine (xpufp8 collect --host).")
     return Target(
         python=resolve_python(python),
         device=name,

@@ -296,3 +296,16 @@ def test_families(device, family):
 
 def test_the_three_probes_end_within_twenty_seconds_together():
     assert devices.LIMIT + peer_access.LIMIT + host_ipc.LIMIT <= 20
+
+
+def test_a_meeting_that_failed_still_fails_when_only_later_settings_change(context, monkeypatch):
+    monkeypatch.setenv("CCL_TOPO_P2P_ACCESS", "0")
+    assert host_ipc.observe(context("root-ports-adl-s", "-tp", "2")).collective.status == "fail"
+
+
+def test_any_other_recorded_run_is_of_its_settings(context, monkeypatch):
+    run = {"status": "pass", "backend": "xccl", "stage": "done", "steps": [], "error": "", "timed_out": False, "seconds": 3.0}
+    asked = context("root-ports-zen", "-tp", "2", observations={"collective": run})
+    assert host_ipc.observe(asked).collective.status == "pass"
+    monkeypatch.setenv("CCL_ALLREDUCE", "ring")
+    assert host_ipc.observe(asked).collective.status == "unknown"

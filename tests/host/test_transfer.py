@@ -104,7 +104,7 @@ def live_peers(loader, machine, *arguments, **variables):
 
     class Mixed(RootHost):
         live = True
-        same_settings = True
+        changed = frozenset()
 
         def observed(self, key, look):
             return look() if key in {"level_zero", "transfers"} else super().observed(key, look)
