@@ -56,7 +56,8 @@ def engine_config(model: str, vllm_args: list[str]) -> Any:
     config = engine.create_engine_config()
     check = getattr(_platform(), "check_if_supports_dtype", None)
     if check is not None:
-        check(config.model_config.dtype)  # what the worker asks first when it takes its device
+        with contextlib.suppress(NotImplementedError):  # a platform that does not answer (CPU) does not refuse
+            check(config.model_config.dtype)  # what the worker asks first when it takes its device
     return config
 
 
@@ -152,6 +153,47 @@ def default_dtype(dtype: Any) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextlib.contextmanager
+def movable_modules() -> Iterator[None]:
+    """Let ``Module.to`` work on fake parameters, which torch cannot swap: each gets a new one instead.
+
+    A module sent to ``meta`` is one that vLLM drops; its tensors then count for nothing.
+    """
+    import torch
+
+    plain = torch.nn.Module.to
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        moved: dict[int, Any] = {}
+
+        def move(tensor: Any) -> Any:
+            if id(tensor) not in moved:
+                new = tensor.detach()
+                if dtype is not None and new.is_floating_point():
+                    new = new.to(dtype)
+                if device is not None and device.type == "meta":
+                    new = torch.empty_like(new, device="meta")
+                if isinstance(tensor, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, requires_grad=False)
+                    new.__dict__.update(tensor.__dict__)
+                moved[id(tensor)] = new
+            return moved[id(tensor)]
+
+        for module in self.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = move(tensor)
+        return self
+
+    torch.nn.Module.to = to
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = plain
+
+
 def construct(config: Any, fake_mode: Any) -> Any:
     """The real model class, its parameters fake tensors on cpu.
 
@@ -165,7 +207,8 @@ def construct(config: Any, fake_mode: Any) -> Any:
     with set_current_vllm_config(config), fake_mode, torch.device("cpu"), default_dtype(config.model_config.dtype):
         fake_mode.islands = True  # expert maps and the like are worked out from values
         try:
-            return initialize_model(vllm_config=config)
+            with movable_modules():
+                return initialize_model(vllm_config=config)
         finally:
             fake_mode.islands = False
 
