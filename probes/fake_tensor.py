@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from probes.facts import FakeTensorFacts, Mode, Observation, OpFact, OpLibraryFact, Tracing
-from probes.op_static import find, static_facts, static_ops
+from probes.op_schemas import OpSchema
+from probes.op_static import COMPOSITE, find, static_facts, static_ops, with_keys
 from probes.protocol import Context, describe_error
 
 
@@ -51,7 +52,7 @@ def _live(names: list[str], origins: dict[str, str], mode: Mode, seconds: float)
     """Facts of the ops that the dispatcher knows, without torch's own."""
     from probes import op_tracing
 
-    simulated = _simulated_origins() if mode == "simulated" else {}
+    simulated = _simulated_ops() if mode == "simulated" else {}
     found: dict[str, tuple[Any, Tracing, str]] = {}
     for name in names:
         where = op_tracing.defined_at(name)
@@ -59,7 +60,11 @@ def _live(names: list[str], origins: dict[str, str], mode: Mode, seconds: float)
             continue
         with contextlib.suppress(AttributeError, RuntimeError):  # kernels for an op that nobody defined: it cannot be called
             op = op_tracing.overload(name)
-            found[name] = (op, op_tracing.registered_tracing(op), origins.get(name) or simulated.get(name) or _module_of(where))
+            stands_for = simulated.get(name)
+            origin = origins.get(name) or (stands_for.library if stands_for else _module_of(where))
+            # The simulation gives a composite kernel of the library no body: what it would do under fake tensors cannot be asked.
+            composite = stands_for is not None and COMPOSITE in stands_for.dispatch
+            found[name] = (op, "composite" if composite else op_tracing.registered_tracing(op), origin)
     doubtful = [
         n for n, (op, tracing, _) in found.items() if tracing in {"none", "composite"} and op_tracing.may_be_tried(op, tracing)
     ]
@@ -110,11 +115,13 @@ def _is_torch(where: str) -> bool:
     return where.startswith(str(Path(torch.__file__).parent))
 
 
-def _simulated_origins() -> dict[str, str]:
-    """Op to the shared object that would register it, on a simulated XPU."""
+def _simulated_ops() -> dict[str, OpSchema]:
+    """The ops that a simulated XPU defines, with the dispatch keys that the real library has kernels for."""
     kernels = sys.modules.get("xpufp8.simulate.kernels")
     catalogue = getattr(getattr(kernels, "State", None), "catalogue", None)
-    return {op.qualified: op.library for op in catalogue.ops} if catalogue is not None else {}
+    if catalogue is None:
+        return {}
+    return {op.qualified: op for op in with_keys(catalogue.ops, catalogue.package, catalogue.version)}
 
 
 def _module_of(where: str) -> str:

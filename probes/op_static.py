@@ -18,6 +18,9 @@ from probes.op_schemas import Catalogue, OpSchema, Schema, best_catalogue, load_
 PACKAGES = {"vllm_xpu_kernels": "vllm-xpu-kernels", "intel_extension_for_pytorch": "intel-extension-for-pytorch"}
 """Import packages with device kernels for XPU, and their distributions."""
 
+COMPOSITE = "CompositeImplicitAutograd"
+"""Key of a kernel that was registered without one: PyTorch runs it, whatever the device, where it would trace the op."""
+
 PYTHON_SIDE = ("vllm/_xpu_ops.py", "vllm/_ipex_ops.py", "vllm/_custom_ops.py", "vllm_xpu_kernels", "intel_extension_for_pytorch")
 """Files and folders, under a folder of packages, whose Python code may register fakes for the kernels."""
 
@@ -64,12 +67,10 @@ def static_ops(catalogue: str | None = None) -> StaticOps:
         if folder is None:
             continue
         ops = _read_folder(folder)
-        best = best_catalogue(distribution, installed_version(distribution))
-        if ops and best:
-            # A neighbouring release will do for the keys: a kernel keeps its device while its schema stays the same.
-            keys = {(op.namespace, op.schema): op.dispatch for op in best.ops}
-            ops = [replace(op, dispatch=keys.get((op.namespace, op.schema), [])) for op in ops]
-        elif best:
+        version = installed_version(distribution)
+        if ops:
+            ops = with_keys(ops, distribution, version)
+        elif best := best_catalogue(distribution, version):
             ops = best.ops
             found.catalogues.append(best)
         found.ops += ops
@@ -79,6 +80,16 @@ def static_ops(catalogue: str | None = None) -> StaticOps:
         known = {(op.namespace, op.schema) for op in found.ops}
         found.ops += [op for op in named.ops if (op.namespace, op.schema) not in known]
     return found
+
+
+def with_keys(ops: list[OpSchema], distribution: str, version: str | None) -> list[OpSchema]:
+    """Ops read from shared objects, with the dispatch keys that the bundled catalogues know of them.
+
+    A neighbouring release will do: a kernel keeps its device while its schema stays the same.
+    """
+    best = best_catalogue(distribution, version)
+    keys = {(op.namespace, op.schema): op.dispatch for op in best.ops} if best else {}
+    return [op if op.dispatch else replace(op, dispatch=keys.get((op.namespace, op.schema), [])) for op in ops]
 
 
 def _read_folder(folder: Path) -> list[OpSchema]:
@@ -110,8 +121,8 @@ def judge(op: OpSchema, schema: Schema, fakes: set[str]) -> tuple[Tracing, Obser
     """
     if op.qualified in fakes:
         return "fake", "pass"
-    if "CompositeImplicitAutograd" in op.dispatch:
-        return "composite", "pass"
+    if COMPOSITE in op.dispatch:
+        return "composite", "unknown"
     if "Meta" in op.dispatch:
         return "meta", "pass"
     if schema.mutates and not schema.returns:

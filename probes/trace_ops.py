@@ -69,22 +69,11 @@ def is_custom(op: Any) -> bool:
 
 def tracing_of(op: Any, inferred: set[str]) -> str:
     """How torch traces the op (``probes.facts.Tracing``); fakes that this trace put there do not count."""
-    import torch
-    from torch._library import simple_registry
+    from probes.op_tracing import registered_tracing
 
-    name = str(op._schema.name)
-    if name not in inferred:
-        holder = simple_registry.singleton.find(name).fake_impl
-        if getattr(holder, "kernel", None) is not None:
-            return "fake"
-        qualified = op.name()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):
-            return "meta"
-        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd"):
-            return "composite"
-    if op._schema.is_mutable and not op._schema.returns:
-        return "trivial"
-    return "none"
+    if str(op._schema.name) not in inferred:
+        return registered_tracing(op)
+    return "trivial" if op._schema.is_mutable and not op._schema.returns else "none"
 
 
 @dataclass
