@@ -294,6 +294,47 @@ def kernels(
 
 
 @app.command()
+def explain(
+    log: Annotated[str, typer.Argument(metavar="[LOG|-]", help="A log file (also gzip), or - for stdin.")] = "-",
+    format_: FormatOption = Format.RICH,
+    output: Output = None,
+    follow_up: Annotated[
+        bool, typer.Option("--follow-up", help="Run the probes that would confirm the cause on this machine.")
+    ] = False,
+    device: Device = None,
+    python: Python = None,
+    timeout: Timeout = 180.0,
+) -> None:
+    """Name the cause and the fix of a crash log.
+
+    Exit codes: 0 no failure found, 1 a cause found, 3 a failure whose cause is unknown.
+    """
+    from xpufp8 import explain as work
+    from xpufp8.follow_up import confirm
+
+    explanation = _explain(log)
+    report = work.to_report(explanation)
+    if follow_up:
+        report = confirm(report, work.confirming_probes(explanation), device=device, python=python, timeout=timeout)
+    emit(report, format_, output)
+    raise typer.Exit(work.exit_code(explanation))
+
+
+def _explain(log: str) -> Any:
+    from xpufp8.explain import explain_stream
+
+    if log == "-":
+        if sys.stdin.isatty():
+            raise UsageError("explain reads a log: give a file, or pipe one in (docker logs vllm 2>&1 | xpufp8 explain -).")
+        return explain_stream(sys.stdin.buffer, name="stdin")
+    try:
+        with Path(log).open("rb") as stream:
+            return explain_stream(stream, name=log)
+    except OSError as error:
+        raise UsageError(f"LOG {log}: cannot be read ({error.strerror or error}).") from error
+
+
+@app.command()
 def rule(code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A rule's code, such as KRN001.")] = None) -> None:
     """A rule's page, or the list of all rules."""
     from xpufp8.pages import listing, page

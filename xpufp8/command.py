@@ -73,6 +73,12 @@ def _less(tokens: list[str], words: list[str]) -> list[str]:
     return options.without(tokens, words) if len(words) == 1 and words[0].startswith("-") else tokens
 
 
+def assignments(actions: Sequence[str]) -> dict[str, str]:
+    """Variables of env fixes, each ``NAME=VALUE`` or several of them as a shell would read them."""
+    words = [word for action in actions for word in shlex.split(action)]
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def missing_metadata(environment: EnvironmentFacts | None) -> Path | None:
     """Folder with the metadata that the ``vllm`` command asks for, when the target's vLLM came without it."""
     package = next((p for p in environment.packages if p.name == "vllm"), None) if environment else None

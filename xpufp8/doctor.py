@@ -17,6 +17,7 @@ from xpufp8 import __version__
 from xpufp8.children import Launch, run_probes
 from xpufp8.command import APPLY_VARIABLE
 from xpufp8.errors import UsageError
+from xpufp8.model import ModelSpec
 from xpufp8.redaction import redact_report
 from xpufp8.report import Finding, ProbeReport, Report, Tool
 from xpufp8.staging import stage
@@ -92,7 +93,34 @@ def scheme_options(target: Target) -> dict[str, Any]:
     """What the kernel table is asked about: the model's own schemes, or all of them."""
     if target.model is None or not target.model.uses:
         return {}
-    return {"schemes": sorted({use.scheme for use in target.model.uses if use.scheme != "unquantized"})}
+    uses = target.model.uses
+    return {
+        "schemes": sorted({use.scheme for use in uses if use.scheme != "unquantized"}),
+        "moe": moe_layer(target.model) if any(use.moe for use in uses) else False,
+        "shapes": layer_shapes(target.model),
+    }
+
+
+def moe_layer(model: ModelSpec) -> dict[str, int]:
+    """Sizes of the model's MoE layers, those that config.json gives."""
+    names = {
+        "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        "experts_per_token": ("num_experts_per_tok", "moe_k", "experts_per_token"),
+        "hidden_dim": ("hidden_size",),
+        "intermediate_size": ("moe_intermediate_size", "intermediate_size"),
+    }
+    found = {
+        name: next((v for k in keys if isinstance(v := model.text_config.get(k), int)), None) for name, keys in names.items()
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def layer_shapes(model: ModelSpec) -> list[list[int]]:
+    """[N, K] of the MLP's projections (down and gate-up of a dense model), empty where config.json does not say."""
+    hidden, inner = model.text_config.get("hidden_size"), model.text_config.get("intermediate_size")
+    return (
+        [[hidden, inner], [2 * inner, hidden]] if isinstance(hidden, int) and isinstance(inner, int) and hidden and inner else []
+    )
 
 
 @cache

@@ -28,6 +28,9 @@ ONLINE = {
 """``--quantization`` values that quantize a 16-bit checkpoint while loading (vLLM's ``_ONLINE_SHORTHANDS``, its ``fp8`` and
 ``ptpc_fp8``, and ``sym_int4`` of Intel's images) to the scheme they make."""
 
+EXPERTS_ONLY = frozenset({"mxfp4"})
+"""Schemes that in a mixture-of-experts model are the experts' alone (gpt-oss): vLLM's ``Mxfp4Config`` leaves linear layers at 16 bit."""
+
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -54,7 +57,7 @@ def _uses(spec: ModelSpec, schemes: Sequence[str], ignored: Sequence[str]) -> tu
 
     experts = any(int(spec.text_config.get(key) or 0) > 1 for key in EXPERT_KEYS if isinstance(spec.text_config.get(key), int))
     layers = "every linear layer" + _but(ignored)
-    uses = [SchemeUse(scheme, layers) for scheme in dict.fromkeys(schemes)]
+    uses = [SchemeUse(scheme, layers) for scheme in dict.fromkeys(schemes) if not (experts and scheme in EXPERTS_ONLY)]
     if experts:
         uses += [SchemeUse(scheme, "the experts of every MoE layer", moe=True) for scheme in dict.fromkeys(schemes)]
     return tuple(uses)

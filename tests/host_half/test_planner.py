@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from xpufp8.command import Items, vllm_args
+from xpufp8.command import Items, assignments, vllm_args
 from xpufp8.doctor import Request
 from xpufp8.planner import Bench, Trial, choose, key, rank, shorten
 from xpufp8.report import Finding, Fix
@@ -125,3 +125,11 @@ def test_flags_are_added_and_taken_away_and_nothing_else_moves(typed: list[str],
 def test_items_keep_the_plugin_repairs_apart_from_what_the_path_supplies() -> None:
     assert Items(("fake:a::b", "metadata:vllm")).apply == ("fake:a::b",)
     assert key(OPS) == ("OPS001", "")
+
+
+def test_an_env_fix_may_hold_several_variables() -> None:
+    assert assignments(["CCL_SEND=direct CCL_RECV=direct", "A='x y=z'"]) == {
+        "CCL_SEND": "direct",
+        "CCL_RECV": "direct",
+        "A": "x y=z",
+    }

@@ -115,3 +115,16 @@ def test_this_machine_can_be_recorded():
     assert tree["observations"]["checks"]["loopback"]["status"] == "pass"
     assert tree["observations"]["level_zero"]["status"] in {"no-loader", "failed", "answered"}
     assert os.uname().nodename not in json.dumps(tree) or len(os.uname().nodename) < 4
+
+
+def test_the_report_at_a_terminal_shows_the_matrix(tmp_path):
+    from dataclasses import asdict
+
+    from xpufp8.output.terminal import render
+    from xpufp8.report import ProbeReport, Report, TargetInfo, Tool
+
+    facts = asdict(observed("root-ports-adl-s", tmp_path))
+    target = TargetInfo(python="python3", device="xpu", simulated=False)
+    for probes, shown in (([ProbeReport(name="peer_access", status="ok", facts=facts)], True), ([], False)):
+        text = render(Report(tool=Tool(version="0"), verdict="unknown", target=target, probes=probes))
+        assert ("owner of the memory" in text) is shown
