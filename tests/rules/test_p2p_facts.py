@@ -399,3 +399,9 @@ def test_helpers():
 def test_build_of_the_runtime_from_its_package(asked, packages, expected):
     devices = facts_of(asked("one-switch"))["devices"]
     assert runtime_build(replace(devices, runtime=packages)) == expected
+
+
+def test_without_any_card_there_is_nothing_to_say_of_peers(switch):
+    assert codes(switch(devices={"cards": []}, peer_access={"cards": [], "pairs": []}, host_ipc={"container": "docker"})) == [
+        "DEV001"
+    ]

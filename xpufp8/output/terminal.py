@@ -44,6 +44,7 @@ def view(report: Report) -> RenderableType:
         if findings and title:
             parts.append(Text(title, style="bold underline"))
         parts += [_finding(f, report) for f in findings]
+    parts += _peers(report)
     if report.plan.shell:
         parts.append(_plan(report))
     parts.append(_probes(report))
@@ -115,7 +116,9 @@ def _finding(finding: Finding, report: Report) -> RenderableType:
     if len(finding.evidence) > EVIDENCE_SHOWN:
         rows.append(("", plain(f"and {len(finding.evidence) - EVIDENCE_SHOWN} more (--format json has all)", "dim")))
     for at, fix in enumerate(finding.fixes):
-        done = "tried, it works: " if fix.verified else ""
+        # What was probed on a stand-in or read from files proves the setting's place, not the hardware.
+        live = any(evidence.mode == "live" for evidence in finding.evidence)
+        done = ("tried, it works: " if live else "the probes pass with it: ") if fix.verified else ""
         cost = f"  [{fix.cost}]" if fix.cost else ""
         how = {"runtime": "runtime repair ", "flag": "option ", "env": "environment ", "host": ""}[fix.kind]
         rows.append(("do" if at == 0 else "or", plain(f"{done}{how}{fix.action}{cost}")))
@@ -131,6 +134,19 @@ def _plan(report: Report) -> RenderableType:
         parts.append(Padding(_labelled(rows), (0, 0, 0, 2)))
     parts += [Padding(plain(f"first: {action}"), (0, 0, 0, 2)) for action in plan.host_actions]
     return Padding(Group(*parts), (0, 0, 1, 0))
+
+
+def _peers(report: Report) -> list[RenderableType]:
+    """The peer matrix, for a machine with several cards."""
+    facts = next((p.facts for p in report.probes if p.name == "peer_access" and p.status == "ok"), {})
+    if len(facts.get("cards") or []) < 2:
+        return []
+    from pydantic import TypeAdapter
+
+    from probes.host_facts import PeerAccessFacts
+    from xpufp8.output.topology import topology_table
+
+    return [Padding(topology_table(TypeAdapter(PeerAccessFacts).validate_python(facts)), (0, 0, 1, 0))]
 
 
 def _probes(report: Report) -> Text:

@@ -78,7 +78,7 @@ def no_path(self: Rule, case: Case) -> Iterator[Finding]:
         names = both_ways(pairs)
         # oneCCL turns peer access off for the whole group as soon as Level Zero denies it for one pair, unless it is told otherwise.
         alone = any(pair.can_access == "fail" for pair in used_pairs(case)) and "CCL_TOPO_P2P_ACCESS" not in env
-        cause = f"{ranks(case).text} exchanges memory between {', '.join(names)}, and {REASONS[reason][0]}."
+        cause = f"{ranks(case).text} exchanges memory between {', '.join(names)}: {REASONS[reason][0]}."
         if alone:
             cause += " Level Zero says so too, so oneCCL goes through host memory by itself; the cost is the topology's, not a setting's."
         elif env.get("CCL_TOPO_P2P_ACCESS") == "1":

@@ -39,8 +39,10 @@ SEND_COST = "sends between stages are copied through host memory"
 
 
 def applies(case: Case) -> bool:
-    """True where several ranks of Intel GPUs exchange memory and it is not proven that they can."""
-    return on_xpu(case) and ranks(case).exchange and not proven(case)
+    """True where several ranks of Intel GPUs exchange memory and it is not proven that they can. Without any card (DEV001) nothing does."""
+    devices = case.get("devices", DevicesFacts)
+    absent = devices is not None and devices.applies and not devices.cards and not devices.level_zero.devices
+    return on_xpu(case) and ranks(case).exchange and not proven(case) and not absent
 
 
 def has_no_path(pair: PairFact) -> bool:
