@@ -36,7 +36,15 @@ TRIES = 12
 _TELLING = re.compile(r"[Ss]elect|[Uu]sing .*(backend|kernel|attention|MoE)|[Ff]all.*back|not supported|disabl", re.ASCII)
 _REMOTE_CODE = ("trust_remote_code", "trust-remote-code", "custom code", "does not appear to have a file named")
 """Words of a failure that asks for a checkpoint's own Python files."""
-_ARTEFACTS = ("FakeTensor", "fake tensor", "DataDependent", "data-dependent", "DynamicOutputShape", "SimulationError", "aten._local_scalar_dense")
+_ARTEFACTS = (
+    "FakeTensor",
+    "fake tensor",
+    "DataDependent",
+    "data-dependent",
+    "DynamicOutputShape",
+    "SimulationError",
+    "aten._local_scalar_dense",
+)
 """Words of a failure that come from tracing without data and say nothing of a real run."""
 
 
@@ -137,6 +145,9 @@ def _forget_compilation(model: Any) -> None:
 
 def observe(context: Context) -> ModelTraceFacts:
     """Trace the context's model.
+
+    Options: ``rank`` (which rank of the command's world, 0 by default), ``whole`` (process and trace every layer instead of a few
+    of each kind), ``without_fakes`` (ops, ``namespace::name``, whose fakes are kept from being registered).
 
     Raises:
         ValueError: no model was named, or no such device profile.
@@ -247,7 +258,7 @@ def _build(run: Run) -> None:
         return
     loading = trace_memory.held(built)
     run.model = built
-    run.repeated = trace_layers.repetitions(built)
+    run.repeated = [] if context.options.get("whole") else trace_layers.repetitions(built)
     for repetition in run.repeated:
         repetition.shorten()
     run.stage("process", lambda: trace_build.process(run.config, built, run.fake_mode))
@@ -324,7 +335,7 @@ def _after_text(run: Run, hidden: Any) -> None:
 
     if hidden is None:
         return
-    if not hasattr(run.model, "compute_logits"):
+    if not hasattr(run.model, "compute_logits") or getattr(run.config.model_config, "runner_type", "") == "pooling":
         run.skip("logits", "the model gives embeddings or scores; its pooler is plain torch code and was not traced")
     elif _is_last_stage(run):
         run.stage("logits", lambda: trace_forward.run_logits(run.model, run.config, run.fake_mode, hidden))

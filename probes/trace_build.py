@@ -157,7 +157,7 @@ def default_dtype(dtype: Any) -> Iterator[None]:
 def movable_modules() -> Iterator[None]:
     """Let ``Module.to`` work on fake parameters, which torch cannot swap: each gets a new one instead.
 
-    A module sent to ``meta`` is one that vLLM drops; its tensors then count for nothing.
+    A module sent to ``meta`` is one that vLLM drops; its tensors are marked and count for nothing.
     """
     import torch
 
@@ -177,6 +177,8 @@ def movable_modules() -> Iterator[None]:
                 if isinstance(tensor, torch.nn.Parameter):
                     new = torch.nn.Parameter(new, requires_grad=False)
                     new.__dict__.update(tensor.__dict__)
+                if device is not None and device.type == "meta":
+                    new.dropped_by_model = True
                 moved[id(tensor)] = new
             return moved[id(tensor)]
 

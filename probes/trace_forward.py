@@ -20,9 +20,15 @@ def calling(config: Any, fake_mode: Any, tokens: int = TOKENS, *, compiling: boo
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import set_forward_context
 
-    with set_current_vllm_config(config), set_forward_context(None, config, num_tokens=tokens), fake_mode, torch.no_grad():
-        with contextlib.nullcontext() if compiling else torch.compiler.set_stance("force_eager"):
-            yield
+    stance = contextlib.nullcontext() if compiling else torch.compiler.set_stance("force_eager")
+    with (
+        set_current_vllm_config(config),
+        set_forward_context(None, config, num_tokens=tokens),
+        fake_mode,
+        torch.no_grad(),
+        stance,
+    ):
+        yield
 
 
 def text_inputs(model: Any, config: Any) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class _Sum:
         self.sizes: dict[int, tuple[str, int, int]] = {}
 
     def add(self, tensor: Any, count: int) -> None:
+        if getattr(tensor, "dropped_by_model", False):
+            return
         key = tensor.untyped_storage()._cdata
         if key in self.seen:
             return

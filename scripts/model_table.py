@@ -36,7 +36,7 @@ def warm(device: str) -> None:
     from vllm.platforms import current_platform
 
     assert current_platform.is_xpu(), "the stand-in platform was not chosen"
-    import vllm._xpu_ops  # noqa: F401 - registers the fakes
+    import vllm._xpu_ops
     import vllm.model_executor.layers.fused_moe
     import vllm.model_executor.models.llama
     import vllm.model_executor.models.registry as registry
@@ -47,7 +47,7 @@ def warm(device: str) -> None:
     registry._run_in_subprocess = lambda fn: fn()
 
 
-def trace(folder: Path, args: list[str], device: str, log: Path) -> dict[str, Any]:
+def trace(folder: Path, args: list[str], device: str, log: Path, settings: dict[str, Any] | None = None) -> dict[str, Any]:
     """The probe's envelope for one model, made in a fork. A fork that dies gives an envelope that says so."""
     result = log.with_suffix(".json")
     child = os.fork()
@@ -58,7 +58,7 @@ def trace(folder: Path, args: list[str], device: str, log: Path) -> dict[str, An
             from probes.protocol import Context, run
 
             before = resource.getrusage(resource.RUSAGE_SELF)
-            envelope = run("model_trace", Context(device=device, model=str(folder), vllm_args=args))
+            envelope = run("model_trace", Context(device, str(folder), args, options=settings or {}))
             after = resource.getrusage(resource.RUSAGE_SELF)
             envelope["cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             result.write_text(json.dumps(envelope, default=str))
@@ -185,7 +185,7 @@ def main() -> int:
             envelope = {**done[key], "name": folder.name}
             envelopes.append(envelope)
             rows.append(row(folder.name, variant, args, envelope))
-            print(" | ".join(rows[-1]), flush=True)  # noqa: T201 - a script's progress
+            print(" | ".join(rows[-1]), flush=True)
     if options.out:
         first = next((e["facts"] for e in envelopes if e.get("facts")), {})
         options.out.write_text(page(rows, {key: first.get(key) for key in ("vllm", "torch", "kernels")}, options.device))
