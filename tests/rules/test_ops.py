@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from probes.facts import ErrorFact, FakeTensorFacts, KernelTableFacts, Mode, OpFact, OpLibraryFact, SelectionFact
-from probes.model_facts import ModelTraceFacts, ReachedOpFact, StageFact
+from probes.model_facts import ModelTraceFacts, ReachedOpFact, StageFact, StandInFact
 from xpufp8.model import ModelSpec, SchemeUse
 from xpufp8.report import Finding
 from xpufp8.rules import ops
@@ -184,6 +184,27 @@ def test_an_op_that_returns_nothing_and_does_not_say_that_it_writes() -> None:
     reached = ReachedOpFact("torch_ipex::dynamic_scaled_fp8_quant.xpu", 3)
     (finding,) = judge(silent, spec=model(), model_trace=trace(reached))
     assert "does not say that it writes into an argument" in finding.cause
+
+
+def test_an_op_that_only_the_traced_model_brings_in() -> None:
+    error = ErrorFact("torch._subclasses.fake_tensor.UnsupportedOperatorException", "vllm.of_one_model.default")
+    met = StandInFact(
+        "fake", "vllm::of_one_model", "trace", "an inferred fake", error, ["model.layers.*.mlp"], "compiled", breaks_compile=True
+    )
+    outside = replace(met, subject="vllm::eager_only", region="outside")
+    (finding,) = judge(spec=model(), model_trace=trace(stand_ins=[met, outside]))
+    assert (finding.code, finding.severity, finding.subject) == ("OPS001", "error", "vllm::of_one_model")
+    assert finding.affects == ["model.layers.*.mlp"]
+    assert finding.evidence[0].observed == "vllm.of_one_model.default"
+    assert judge(spec=model(), model_trace=trace(stand_ins=[met]), args=("--enforce-eager",)) == []
+
+
+def test_an_op_is_named_once_though_both_probes_met_it() -> None:
+    met = StandInFact("fake", "_xpu_C::mhc_pre", "trace", region="compiled", breaks_compile=True)
+    findings = judge(
+        op("_xpu_C", "mhc_pre"), spec=model(), model_trace=trace(ReachedOpFact("_xpu_C::mhc_pre", 1), stand_ins=[met])
+    )
+    assert brief(findings) == [("OPS001", "error", "fail", "_xpu_C::mhc_pre")]
 
 
 # -- without a model -----------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Literal
 
-from probes.facts import ErrorFact, FakeTensorFacts, KernelTableFacts, OpFact, OpLibraryFact
-from probes.model_facts import ModelTraceFacts, ReachedOpFact
+from probes.facts import ErrorFact, FakeTensorFacts, KernelTableFacts, Mode, OpFact, OpLibraryFact
+from probes.model_facts import ModelTraceFacts, ReachedOpFact, StandInFact
 from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
@@ -99,8 +99,13 @@ def eager(case: Case) -> bool:
 
 
 def said(op: OpFact) -> str:
-    """Dynamo's message on one line: what it is, and its own context."""
-    lines = [line.strip() for line in (op.error or "").partition("from user code")[0].splitlines()]
+    """Dynamo's message about an op on one line."""
+    return first_words(op.error or "")
+
+
+def first_words(message: str) -> str:
+    """Dynamo's message on one line: what it is, and its own context, without hints and links."""
+    lines = [line.strip() for line in message.partition("from user code")[0].splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("Hint:", "For more details")) and line not in {"Explanation:"}
     ]
@@ -128,7 +133,13 @@ def fixes_for(op: OpFact) -> list[Fix]:
 
 
 def _repairable(op: OpFact) -> bool:
-    return op.tracing == "none" and f"{op.namespace}::{op.name.partition('.')[0]}" in repairable()
+    return op.tracing == "none" and _plain(name_of(op)) in repairable()
+
+
+def _plain(op: str) -> str:
+    """``namespace::name`` without overload."""
+    namespace, _, name = op.partition("::")
+    return f"{namespace}::{name.partition('.')[0]}"
 
 
 def _reached_evidence(shown: ReachedOpFact | OpPath | None, case: Case) -> tuple[list[Evidence], list[str]]:
@@ -178,10 +189,12 @@ def reached_without_fake(self: Rule, case: Case) -> Iterator[Finding]:
     facts = case.get(PROBE, FakeTensorFacts)
     if facts is None:
         return
+    named = set()
     for op in untraceable(facts):
         reached, shown = reach(case, name_of(op))
         if reached != "compiled":
             continue
+        named.add(name_of(op))
         seen, layers = _reached_evidence(shown, case)
         cause = f"torch.compile stops at {name_of(op)}: {_reason(op)}. The server ends while it profiles memory, after loading."
         harmless = eager(case)
@@ -190,6 +203,19 @@ def reached_without_fake(self: Rule, case: Case) -> Iterator[Finding]:
         yield self.finding(
             name_of(op), cause, [*op_evidence(op), *seen], fixes=fixes_for(op), affects=layers, severity="info" if harmless else None,
         )  # fmt: skip
+    trace = case.get("model_trace", ModelTraceFacts)
+    for stand_in in trace.stand_ins if trace is not None else []:
+        if stand_in.kind == "fake" and stand_in.region == "compiled" and stand_in.subject not in named and not eager(case):
+            yield _met_by_the_trace(self, stand_in, trace.mode if trace is not None else "simulated")
+
+
+def _met_by_the_trace(self: Rule, fact: StandInFact, mode: Mode) -> Finding:
+    """A finding about an op that only the traced model brought in: a model's module registers it, or its fake refuses the call."""
+    message = first_words(root(fact.error).message) if fact.error is not None else fact.detail
+    seen = Evidence(probe="model_trace", mode=mode, observed=message, where=fact.subject)
+    cause = f"torch.compile stops at {fact.subject}, which has no fake. The trace went on with an inferred one."
+    fixes = [Fix(kind="runtime", action=f"fake:{fact.subject}")] if _plain(fact.subject) in repairable() else []
+    return self.finding(fact.subject, cause, [seen], fixes=[*fixes, EAGER], affects=fact.layers)
 
 
 def _reason(op: OpFact) -> str:
