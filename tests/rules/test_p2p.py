@@ -105,9 +105,10 @@ def test_the_report_machine_names_what_it_saw(asked):
     assert (meeting.severity, meeting.subject) == ("error", "libfabric")
     assert "never met" in meeting.cause
     older = by_code(findings, "P2P014")
-    assert (older.severity, [fix.kind for fix in older.fixes]) == ("info", ["host", "host"])
+    assert (older.severity, [fix.kind for fix in older.fixes]) == ("info", ["host"] * 3)
     assert "7.0.0-28-generic" in older.cause
     assert "33578" in older.cause
+    assert "GuC 70.58.0" in older.cause
 
 
 def test_settings_that_recipes_contradict_each_other_about_are_never_offered(asked):

@@ -405,3 +405,23 @@ def test_without_any_card_there_is_nothing_to_say_of_peers(switch):
     assert codes(switch(devices={"cards": []}, peer_access={"cards": [], "pairs": []}, host_ipc={"container": "docker"})) == [
         "DEV001"
     ]
+
+
+def test_a_refused_handle_after_the_usual_recipe_leaves_the_thresholds(asked):
+    """intel/llm-scaler#486: host memory and sockets were asked for already, and the first collective still opened a handle."""
+    run = {
+        "status": "fail", "backend": "xccl", "stage": "init", "timed_out": False, "seconds": 5.0,
+        "steps": [{"name": "all_reduce", "bytes": 4, "status": "fail", "seconds": None}],
+        "error": f"RuntimeError: oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: {INVALID}",
+    }  # fmt: skip
+    recipe = {
+        "CCL_TOPO_P2P_ACCESS": "0",
+        "CCL_ZE_IPC_EXCHANGE": "sockets",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "ZE_AFFINITY_MASK": "0,1",
+    }
+    findings = findings_of(
+        asked("dual-gpu-board", "-tp", "2", environment=recipe, observations={"collective": run, "oneccl": "2021.15.7"})
+    )
+    assert settings_of(findings) == THRESHOLDS
+    assert by_code(findings, "P2P009").evidence[-1].observed == run["error"]

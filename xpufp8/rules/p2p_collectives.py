@@ -157,8 +157,9 @@ def older_stack(self: Rule, case: Case) -> Iterator[Finding]:
     """Kernel or compute-runtime are older than the versions that reporters of several Battlemage cards name, and nothing was tried.
 
     ## What it means
-    Reports of two and four Arc Pro B70 agree on Linux 7.1 and compute-runtime 26.14 (typically 26.18). Older ones work for some: the
-    two B60 of intel/llm-scaler#550 ran on Linux 7.0 and 25.18 with collectives through host memory.
+    Reports of two and four Arc Pro B70 agree on Linux 7.1 and compute-runtime 26.14 (typically 26.18); GuC firmware 70.65.0 ended
+    engine resets for the owner of one B580 (intel/compute-runtime#948). Older ones work for some: the two B60 of
+    intel/llm-scaler#550 ran on Linux 7.0 and 25.18 with collectives through host memory.
 
     ## Why it matters
     It is a hint, not a fault: it is given only where no exchange between the cards was tried.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from probes.host_facts import CollectiveFact, DevicesFacts, HostIpcFacts, PairFact, PeerAccessFacts
-from probes.pci_tables import KERNEL_FLOOR, RUNTIME_FLOOR, RUNTIME_FLOOR_NAME
+from probes.pci_tables import GUC_FLOOR, KERNEL_FLOOR, RUNTIME_FLOOR, RUNTIME_FLOOR_NAME
 from xpufp8.report import Evidence, Fix
 from xpufp8.rules.base import Case
 from xpufp8.rules.ranks import host_action, on_xpu, proven, ranks, seen, short
@@ -85,7 +85,7 @@ def pair_evidence(facts: PeerAccessFacts, pairs: Sequence[PairFact]) -> list[Evi
 
 
 def floors(devices: DevicesFacts | None) -> list[tuple[str, str]]:
-    """What several Battlemage cards are reported to need and what is here, for kernel and runtime that are known to be older."""
+    """What Battlemage cards are reported to need and what is here, for kernel, runtime and firmware that are known to be older."""
     if devices is None:
         return []
     low = []
@@ -95,6 +95,9 @@ def floors(devices: DevicesFacts | None) -> list[tuple[str, str]]:
     build = runtime_build(devices)
     if build is not None and build < RUNTIME_FLOOR:
         low.append((f"compute-runtime {RUNTIME_FLOOR_NAME} or newer where vLLM runs", f"compute-runtime build {build}"))
+    firmware = sorted(card.guc for card in devices.cards if card.guc and card.family == "battlemage")
+    if firmware and tuple(int(part) for part in firmware[0].split(".")) < GUC_FLOOR:
+        low.append((f"GuC firmware {'.'.join(map(str, GUC_FLOOR))} or newer (linux-firmware)", f"GuC {firmware[0]}"))
     return low
 
 
