@@ -1,0 +1,69 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM108
+# Triton compiles the source of these functions; they are not Python that runs. It has no types that mypy knows, and a branch on a
+# compile-time value is clearest as a statement.
+"""Pieces that every kernel here is made of: widening FP8, bringing activation rows into fp16's range, loading tiles.
+
+All of it is plain Triton: no inline assembly, no descriptors, no layout that only one vendor has.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widen(w, HOW: tl.constexpr):
+    """FP8 to 16 bits.
+
+    ``fp16`` and ``bf16`` leave it to the compiler. ``bf16-bits`` and ``fp16-bits`` (e4m3fn only) move sign, exponent and mantissa
+    to their places and correct the exponent's bias by an exact multiplication: on targets that convert FP8 in software this is
+    a third of the code. Their NaN codes read as 480, so weights that hold a NaN are never given to them.
+    """
+    if HOW == "bf16":
+        wide = w.to(tl.bfloat16)
+    elif HOW == "bf16-bits":
+        b = w.to(tl.int8, bitcast=True).to(tl.int16)
+        wide = ((b & -32768) | ((b << 4) & 0x07F0)).to(tl.bfloat16, bitcast=True) * 1.329227995784916e36  # 2^120
+    elif HOW == "fp16-bits":
+        b = w.to(tl.int8, bitcast=True).to(tl.int16)
+        wide = ((b & -32768) | ((b << 7) & 0x3F80)).to(tl.float16, bitcast=True) * 256.0  # 2^8
+    else:
+        wide = w.to(tl.float16)
+    return wide
+
+
+@triton.jit
+def fit_rows(x):
+    """Rows of a tile as fp16 with a power-of-two factor each: ``x ~ rows * factor``.
+
+    The largest element of a row lands in [2^14, 2^15), so nothing overflows whatever the row's size, and what is lost is smaller
+    than 2^-38 of it. Powers of two keep the eight bits of bfloat16 exact. A row with an infinity or a NaN stays not finite.
+    """
+    wide = x.to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    lowered = exponent - 0x07000000  # 2^14 below
+    inverse = (0x7F000000 - lowered).to(tl.float32, bitcast=True)
+    return (wide * inverse[:, None]).to(tl.float16), lowered.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot(a, b, PLAIN: tl.constexpr):
+    """Matrix product in float32. ``PLAIN`` is for Triton's interpreter, which has no bfloat16 product."""
+    if PLAIN:
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        product = tl.dot(a, b)
+    return product
+
+
+@triton.jit
+def grouped(pid, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Tile of a program, ``GROUP`` rows of tiles at a time, so that neighbours share what they read."""
+    columns = tl.cdiv(N, BN)
+    first = pid // (GROUP * columns) * GROUP
+    height = tl.minimum(tl.cdiv(M, BM) - first, GROUP)
+    inside = pid % (GROUP * columns)
+    return first + inside % height, inside // height
