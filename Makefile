@@ -55,5 +55,9 @@ sim: $(READY) ## real vLLM code on the CPU and on the simulated XPU
 e2e: $(READY) ## real vLLM servers on the CPU
 	$(PYTEST) -m "e2e"
 
+releases: $(READY) ## real wheels of several releases: vLLM's tables, kernel schemas (downloads about 2 GB)
+	$(BIN)/python tests/releases/fetch.py build/releases
+	XPUFP8_RELEASES=build/releases $(PYTEST) -m "releases"
+
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
