@@ -55,7 +55,10 @@ def _cut_weights(folder: Path) -> None:
 
 
 def _break(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text, encoding="utf-8") and None
+    def spoil(folder: Path) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+
+    return spoil
 
 
 def _other_architecture(folder: Path) -> None:
@@ -87,7 +90,10 @@ CASES: dict[str, Recording] = {
         requests=(ERROR_TALK,),
     ),
     "per-channel": Recording("healthy", ("--enforce-eager",), checkpoint="llama-fp8-channel", requests=(COMPLETION,)),
-    "two-workers": Recording("healthy", ("--enforce-eager", "-tp", "2"), requests=(COMPLETION,)),
+    "two-workers": Recording(
+        "healthy", ("--enforce-eager", "-tp", "2"), environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, requests=(COMPLETION,)
+    ),
+    "two-workers-one-numa-node": Recording("unrelated", ("--enforce-eager", "-tp", "2")),
     "moe": Recording("healthy", ("--enforce-eager",), checkpoint="qwen3-moe-bf16", requests=(COMPLETION,)),
     "unknown-option": Recording("unrelated", ("--tensor-paralel", "2")),
     "bad-choice": Recording("unrelated", ("--dtype", "float8")),
@@ -107,7 +113,6 @@ CASES: dict[str, Recording] = {
     "unknown-model-type": Recording("unrelated", spoil=_other_model_type),
     "too-long-context": Recording("unrelated", ("--max-model-len", "100000")),
     "heads-not-divisible": Recording("unrelated", ("--enforce-eager", "-tp", "3")),
-    "too-much-memory": Recording("unrelated", ("--enforce-eager", "--gpu-memory-utilization", "1.0")),
     "unknown-quantization": Recording("unrelated", ("--quantization", "sym_int4")),
     "other-quantization": Recording("unrelated", ("--quantization", "awq"), checkpoint="llama-fp8-channel"),
     "block-fp8-without-amx": Recording("unrelated", ("--enforce-eager",), checkpoint="llama-fp8-block"),
@@ -127,7 +132,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_HEAD = do_POST = _answer
+    do_GET = do_HEAD = do_POST = _answer  # noqa: N815 - the names that http.server looks for
 
     def log_message(self, *args: object) -> None:
         """Nothing: the recording is of vLLM's output."""
@@ -162,15 +167,15 @@ def _metadata(folder: Path) -> None:
 
 def _ask(port: int, what: str) -> None:
     if what.startswith("/"):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{what}")  # noqa: S310 - a fixed local address
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{what}")
     else:
-        request = urllib.request.Request(  # noqa: S310
+        request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/completions", what.encode(), {"Content-Type": "application/json"}
         )
     with (
         contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError),
-        urllib.request.urlopen(request, timeout=60) as answer,
-    ):  # noqa: S310
+        urllib.request.urlopen(request, timeout=60) as answer,  # noqa: S310 - a fixed local address
+    ):
         answer.read()
 
 

@@ -225,7 +225,21 @@ class _Judge:
             groups = self._groups(match)
             fixes = tuple(Fix(fix.kind, fill(fix.action, groups), fix.cost, fix.when) for fix in text.fixes if self._applies(fix))
             causes[key] = Cause(match.signature.name, text, key[1], sentence, certainty, hint, [], fixes, 0)
+        fresh = causes[key].count == 0
         self._quote(causes[key], match)
+        if fresh:
+            self._tail(causes[key], match)
+
+    def _tail(self, cause: Cause, match: Match) -> None:
+        """Quote what the exception goes on to say: the reasons of each kernel, for instance."""
+        place = self._place(match)
+        if place is None or not match.signature.tail:
+            return
+        member = place[0]
+        last = match.lines[-1].number
+        for number, text in zip(member.message_lines, member.message, strict=True):
+            if last < number <= last + match.signature.tail and text:
+                cause.evidence.append((number, quote(text)))
 
     @staticmethod
     def _quote(cause: Cause, match: Match) -> None:
@@ -383,7 +397,8 @@ class _Judge:
             rank = (int(wrapped) + 2 * int(not root.complete), root.first, chain)
             if best is None or rank[:2] < best[:2]:
                 best = rank
-        return best[2] if best else None
+        # A wrapper alone explains nothing: then there is no root in this log.
+        return best[2] if best and best[0] % 2 == 0 else None
 
 
 def _tag(image: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from xpufp8.explain.reader import Block, Source
 from xpufp8.explain.sieve import Sieve
 from xpufp8.explain.structure.deployment import Deployment
 from xpufp8.explain.structure.prefixes import Line, parse, unwrap_json
-from xpufp8.explain.structure.tracebacks import TracebackReader
+from xpufp8.explain.structure.tracebacks import EXCEPTION, TracebackReader
 from xpufp8.explain.text import clean
 
 if TYPE_CHECKING:
@@ -66,12 +66,22 @@ def explain_stream(stream: BinaryIO, *, name: str) -> Explanation:
             matcher.feed(line)
             tracebacks.feed(line)
             deployment.read(line)
-            if line.level in {"ERROR", "CRITICAL"} and line.text.strip():
+            if is_error(line):
                 (first_errors if len(first_errors) < ERRORS_KEPT else last_errors).append(line)
     matcher.finish()
     tracebacks.finish()
     conclusion = conclude(matcher.matches, tracebacks.chains, [*first_errors, *last_errors], deployment, knowledge)
     return Explanation(name, source.lines, source.size, deployment, conclusion, tuple(_notes(source, sieve, conclusion)))
+
+
+def is_error(line: Line) -> bool:
+    """True for a line that a logger marks as an error, and for an exception that was printed without one."""
+    if line.level:
+        return line.level in {"ERROR", "CRITICAL"} and bool(line.text.strip())
+    match = EXCEPTION.match(line.text.strip()) if ":" in line.text[:120] and len(line.text) < PIECE else None
+    return match is not None and match["type"].endswith(
+        ("Error", "Exception", "Unsupported", "Failure", "Lost", "OutOfResources")
+    )
 
 
 def lines_of(block: Block) -> Iterator[Line]:

@@ -19,13 +19,22 @@ WRAPPED = 60
 """Characters from which on a line may have been wrapped by a terminal or a forum."""
 REACH = 3000
 """Squeezed characters on either side of a literal that a pattern sees."""
+SHAPES = 20_000
+"""Line shapes whose candidates are remembered."""
+LONGEST_SHAPE = 400
+"""Characters of a line that is remembered."""
+_BARE = frozenset({"context", "health", "stop"})
+"""Kinds of which only the place matters."""
+_NO_DIGITS = str.maketrans("", "", "013456789")
+# The 2 stays: "200 OK" and "os error 28" are literals, and a status of another hundred must not pass for them.
 KEPT = 40
 """Matches kept of one signature; later ones are only counted. Those of a context keep the first and the last of them."""
 
 _TYPE = r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{1,80}"
 _NAMED = r"(?:Error|Exception|Unsupported|Interrupt|Failure|OutOfResources|Exit)"
 _HEAD = re.compile(
-    rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}{_NAMED}:|what\(\):|terminate called|oneCCL:|Error:|Fatal Python error:"
+    rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}{_NAMED}:|Value error,|Assertion failed,|what\(\):|terminate called|oneCCL:|Error:"
+    r"|Fatal Python error:"
     r"|[\w./-]{0,60}:? ?(?:fatal )?error:)"
 )
 """A line that is an error message from its first word on."""
@@ -84,6 +93,8 @@ class Matcher:
         self._patterns: list[tuple[Signature, Pattern]] = [
             (signature, pattern) for signature in knowledge.signatures for pattern in signature.patterns
         ]
+        self._longest = max((len(pattern.literal) for _, pattern in self._patterns), default=1)
+        self._shapes: dict[str, list[tuple[Signature, Pattern]]] = {}
         self._windows: dict[str, _Window] = {}
         self._last = ""
         self._seen: set[tuple[str, int, int]] = set()
@@ -117,14 +128,38 @@ class Matcher:
     def _match(self, window: _Window) -> None:
         """Match what begins in the first line of the window."""
         head = window.squeezed[0]
-        text = head + "".join(list(window.squeezed)[1:])
-        for signature, pattern in self._patterns:
-            literal = pattern.literal
-            # Only what begins in the first line counts here; the others have their own turn.
-            at = text.find(literal, 0, len(head) + len(literal) - 1 if pattern.regex is None else len(text))
+        candidates = self._candidates(head)
+        if len(window.lines) > 1 and not window.lines[1].logged:
+            candidates = candidates + self._across(head, window.squeezed[1], candidates)
+        if not candidates:
+            return
+        text = "".join(window.squeezed)
+        for signature, pattern in candidates:
+            at = text.find(pattern.literal)
             while at >= 0:
                 found = self._apply(signature, pattern, window, text, at, len(head))
-                at = text.find(literal, at + REACH) if not found and pattern.regex is not None and len(text) > REACH else -1
+                at = text.find(pattern.literal, at + REACH) if not found and len(text) > REACH else -1
+
+    def _candidates(self, head: str) -> list[tuple[Signature, Pattern]]:
+        """Patterns whose literal stands in a line; remembered by the line's shape, since logs repeat themselves."""
+        shape = head.translate(_NO_DIGITS)
+        known = self._shapes.get(shape)
+        if known is None:
+            known = [(signature, pattern) for signature, pattern in self._patterns if pattern.literal in head]
+            if len(head) <= LONGEST_SHAPE:
+                if len(self._shapes) >= SHAPES:
+                    self._shapes.clear()
+                self._shapes[shape] = known
+        return known
+
+    def _across(self, head: str, following: str, known: list[tuple[Signature, Pattern]]) -> list[tuple[Signature, Pattern]]:
+        """Patterns whose literal was wrapped: it begins in one line and ends in the next."""
+        seam = head[-self._longest :] + following[: self._longest]
+        middle = min(len(head), self._longest)
+        return [
+            (signature, pattern) for signature, pattern in self._patterns
+            if (at := seam.find(pattern.literal)) >= 0 and at < middle < at + len(pattern.literal) and (signature, pattern) not in known
+        ]  # fmt: skip
 
     def _apply(self, signature: Signature, pattern: Pattern, window: _Window, text: str, at: int, head: int) -> bool:
         groups: dict[str, tuple[int, int]] = {}
@@ -139,6 +174,14 @@ class Matcher:
             groups = {name: match.span(name) for name, value in match.groupdict().items() if value is not None}
         if begin >= head:
             return False
+        if signature.kind in _BARE:
+            line = window.lines[0]
+            if signature.quiet or _decisive(signature, line, 0):
+                self._add(Match(signature, (line,), 0, {}))
+            return True
+        if self.counts.get(signature.name, 0) > 4 * KEPT:
+            self.counts[signature.name] += 1
+            return True
         lines, start, named = _locate(window, begin, end, groups, signature.phrases)
         key = (signature.name, lines[0].number, start // 50)
         if key in self._seen:
@@ -151,7 +194,7 @@ class Matcher:
     def _add(self, match: Match) -> None:
         name = match.signature.name
         self.counts[name] = self.counts.get(name, 0) + 1
-        if match.signature.kind in {"context", "health"}:
+        if match.signature.kind in _BARE:
             if self.counts[name] <= KEPT:
                 self.matches.append(match)
             else:

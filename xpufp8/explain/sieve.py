@@ -27,8 +27,16 @@ NARROW = 3
 """Lines before and after, once the allowance is used up."""
 REMEMBERED = 8 << 20
 """Bytes of line shapes that are remembered, twice."""
-STRONG_LINES = 4000
-"""Lines with a signature's words that are read after the allowance is used up."""
+STRONG_BYTES = 16 << 20
+"""Bytes of suspicious lines that are still searched for a signature's words once the allowance is used up."""
+LONG = 8 * 1024
+"""A line above this is not read whole, but around the words of signatures."""
+AROUND = 2048
+BESIDE = 300
+"""Bytes before and after a suspicious word in which a signature's words are looked for."""
+PLACES = 16
+SPOTS = 64
+"""Places of one word that are looked at in a long line."""
 
 WORDS = (
     b"error", b"exception", b"unsupported", b"not support", b"failed", b"warning:", b"cannot ", b"attribute", b"abort", b"killed",
@@ -48,7 +56,7 @@ class Sieve:
         """Suspicious lines that were left out because the allowance was used up."""
         self._strong = tuple(literal.lower().encode() for literal in strong)
         """Literals of signatures: a line that holds one is read even when the allowance is used up."""
-        self._strong_left = STRONG_LINES
+        self._checked = 0
         self._young: set[bytes] = set()
         self._old: set[bytes] = set()
         self._weight = 0
@@ -113,9 +121,11 @@ class Sieve:
         self._follow = 0
         budget = WHOLE + (self.scanned - WHOLE) // SHARE - self.handed
         for index in hot:
+            if len(lines[index]) > LONG:
+                lines[index] = self._shortened(lines[index])
             before, after = (BEFORE, AFTER) if budget > 0 else (NARROW, NARROW)
-            if budget <= 0 and not self._is_strong(lines[index]):
-                self.unread += 1
+            if not lines[index] or (budget <= 0 and not self._is_strong(lines[index])):
+                self.unread += bool(lines[index])
                 continue
             begin, end = index - before, index + 1 + after
             if ranges and begin <= ranges[-1][1]:
@@ -147,9 +157,30 @@ class Sieve:
             yield Block(data, block.first + begin)
 
     def _is_strong(self, line: bytes) -> bool:
-        if self._strong_left <= 0:
+        """True for a line with a signature's words, as long as there is allowance for looking."""
+        if self._checked > STRONG_BYTES + (self.scanned - WHOLE) // SHARE:
             return False
+        self._checked += len(line)
         lowered = line.lower()
-        strong = any(literal in lowered for literal in self._strong)
-        self._strong_left -= strong
-        return strong
+        return any(literal in lowered for literal in self._strong)
+
+    def _shortened(self, line: bytes) -> bytes:
+        """Of a very long line what stands around a signature's words; empty when it holds none."""
+        lowered = line.lower()
+        spots: list[int] = []
+        for word in WORDS:
+            at = lowered.find(word)
+            for _ in range(SPOTS):
+                if at < 0:
+                    break
+                spots.append(at)
+                at = lowered.find(word, at + BESIDE)
+        kept: list[bytes] = []
+        end = 0
+        for at in sorted(spots):
+            begin = max(end, at - BESIDE)
+            end = max(end, at + BESIDE)
+            if len(kept) < PLACES and any(literal in lowered[begin:end] for literal in self._strong):
+                end = max(end, at + AROUND)
+                kept.append(line[begin:end])
+        return b" ".join(kept)

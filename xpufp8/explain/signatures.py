@@ -128,6 +128,8 @@ class Signature:
     """Contexts of which each must stand near, or the match counts for nothing."""
     phrases: tuple[str, ...] = ()
     """Groups that hold several words; any other ends at the first blank."""
+    tail: int = 0
+    """Lines of the exception's message after the match that belong to the evidence, such as a list of reasons."""
     supports: tuple[str, ...] = ()
     """A hint's codes: it joins a cause with one of them as further evidence."""
 
@@ -292,7 +294,7 @@ def _signature(data: dict[str, Any]) -> Signature:
         )
         for row in data.get("variants", ())
     )  # fmt: skip
-    plain = ("kind", "subject", "prose", "quiet", "priority", "group", "unfinished", "results")
+    plain = ("kind", "subject", "prose", "quiet", "priority", "group", "unfinished", "results", "tail")
     options: dict[str, Any] = {name: data[name] for name in plain if name in data}
     options.update({name: tuple(data[name]) for name in ("needs", "phrases", "supports") if name in data})
     patterns = tuple(_pattern(row) for row in data["patterns"])

@@ -45,6 +45,10 @@ _GPU = re.compile(
 )
 _SERVE = re.compile(r"(?:vllm serve|python3? -m vllm\.entrypoints\.[\w.]{1,60})\s")
 _ASSIGNED = re.compile(r"[A-Z][A-Z0-9_]{2,60}=\S{0,200}")
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+SHAPES = 20_000
+LONGEST = 4000
+"""Characters of a line that is read, unless it is vLLM's list of settings."""
 COMMAND = 2000
 """Characters of a serve command that are kept."""
 _MODEL = re.compile(
@@ -89,6 +93,8 @@ class Deployment:
     """tensor, pipeline, data: the largest parallel size seen."""
     options: dict[str, str] = field(default_factory=dict)
     _continues: bool = False
+    _seen: set[str] = field(default_factory=set)
+    """Shapes of lines that were looked at: a server's small talk is read once."""
 
     @property
     def parallel(self) -> bool | None:
@@ -114,7 +120,12 @@ class Deployment:
         text = line.text
         if self._continues:
             self._extend(text)
-        if len(text) > 20_000 or not any(hint in text for hint in _HINTS):
+        shape = text.translate(_NO_DIGITS)
+        if shape in self._seen:
+            return
+        if len(self._seen) < SHAPES and len(text) < COMMAND:
+            self._seen.add(shape)
+        if (len(text) > LONGEST and "LLM engine" not in text) or not any(hint in text for hint in _HINTS):
             self._workers(line)
             return
         self._command(text)

@@ -52,6 +52,8 @@ class Traceback:
     type: str = ""
     """``module.Class``, empty when the log ends before it."""
     message: list[str] = field(default_factory=list)
+    message_lines: list[int] = field(default_factory=list)
+    """Line number of each line of the message."""
     line: int = 0
     """Line number of the exception itself."""
     last: int = 0
@@ -217,7 +219,7 @@ class TracebackReader:
         match = EXCEPTION.match(text)
         if match is not None and self._ends(line, state, match):
             traceback.type, traceback.line, traceback.last = match["type"], line.number, line.number
-            traceback.message = [match["message"] or ""]
+            traceback.message, traceback.message_lines = [match["message"] or ""], [line.number]
             traceback.level = traceback.level or line.level
             state.blank = 0
             return
@@ -251,6 +253,7 @@ class TracebackReader:
         state.blank = 0
         if len(traceback.message) < LONGEST_MESSAGE:
             traceback.message.append(text[:1000])
+            traceback.message_lines.append(line.number)
             traceback.last = line.number
 
     def _end(self, process: str, state: _Open) -> None:
