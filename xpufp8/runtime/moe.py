@@ -115,6 +115,20 @@ def experts_forward(
     return total.to(x.dtype)
 
 
+def best_forward(weights: tuple[torch.Tensor, torch.Tensor], scales: tuple[torch.Tensor, torch.Tensor], block: tuple[int, int] | None,
+                 dtype: torch.dtype) -> Callable[..., Any]:  # fmt: skip
+    """Return the project's Triton experts where they take these weights, else ``experts_forward``."""
+    from xpufp8.runtime import triton_kernels
+
+    first, second = (
+        Problem(layout_of(w, s, block), "none", w.shape[1], w.shape[2], dtype, w.dtype, block)
+        for w, s in zip(weights, scales, strict=True)
+    )
+    if triton_kernels.experts_refuse((first, second), weights[0].device.type) is None:
+        return triton_kernels.experts_forward
+    return experts_forward
+
+
 def _modular_kernel() -> Any:
     return importlib.import_module("vllm.model_executor.layers.fused_moe.modular_kernel")
 
@@ -192,12 +206,14 @@ def experts_class() -> Any:
             if getattr(getattr(self, "activation_config", None), "clamp_limit", None) is not None:
                 raise RepairError("moe:fp8: this model clamps its activation, which is not covered")
             block = self.quant_config.block_shape
-            result = experts_forward(
+            edges = tuple(block) if block else None
+            scales = (self.quant_config.w1_scale, self.quant_config.w2_scale)
+            result = best_forward((w1, w2), scales, edges, hidden_states.dtype)(
                 hidden_states,
                 (w1, w2),
-                (self.quant_config.w1_scale, self.quant_config.w2_scale),
+                scales,
                 (topk_weights, topk_ids),
-                block=tuple(block) if block else None,
+                block=edges,
                 activation=activation.value,
                 expert_map=expert_map,
                 biases=(self.quant_config.w1_bias, self.quant_config.w2_bias),

@@ -40,6 +40,10 @@ def _make(item: str) -> str:
         from xpufp8.runtime import moe
 
         return moe.add_experts()
+    if item == "quant:fp8":
+        from xpufp8.runtime import quantize
+
+        return quantize.apply()
     if kind == "fake":
         from xpufp8.runtime import fakes
 

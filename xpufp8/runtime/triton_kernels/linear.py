@@ -112,10 +112,10 @@ def _reference(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch
     block = (layer.group_n, layer.group_k) if layer.layout == "block" else None
     flat = scale.cpu()
     picked = columns.cpu()
-    chosen = flat[picked // layer.group_n].repeat_interleave(layer.group_k, 1)[:, :k] if block else flat.reshape(-1, 1)
+    spread = flat[picked // layer.group_n].repeat_interleave(layer.group_k, 1)[:, :k] if block else flat.reshape(-1, 1)
     if layer.layout == "channel":
-        chosen = chosen[picked]
-    plain = weight.view(torch.uint8)[columns].view(weight.dtype).to(torch.float32) * chosen.to(x.device)
+        spread = spread[picked]
+    plain = weight.view(torch.uint8)[columns].view(weight.dtype).to(torch.float32) * spread.to(x.device)
     usable = torch.isfinite(plain).all(dim=1)
     columns, plain = columns[usable], plain[usable]
     wanted = x.to(torch.float32) @ plain.t()
@@ -138,15 +138,20 @@ def plan(layer: Layer, weight: torch.Tensor, scale: torch.Tensor, dtype: Any) ->
     key = layer.key(probe, weight)
     if key in _plans:
         return
-    chosen: dict[int, dict[str, Any]] = {}
+    answers: dict[int, dict[str, Any]] = {}
     for bucket in space.BUCKETS[:4] if backend() == "interpreter" else space.BUCKETS:
         rows = 1 if bucket == space.BUCKETS[0] else min(bucket, 2048)
         x = torch.randn(rows, weight.shape[1], generator=generator).to(dtype).to(weight.device)
         found = candidates_for(layer, x, weight, scale)
         trials = [tuning.Trial(name, functools.partial(call, x, weight, scale, None)) for name, call in found]
-        chosen[bucket] = tuning.best(weight.device, f"{key}|{bucket}", trials, _reference(layer, x, weight, scale))
+        answers[bucket] = tuning.best(weight.device, f"{key}|{bucket}", trials, _reference(layer, x, weight, scale))
     tuning.release(weight.device)
-    _plans[key] = chosen
+    _plans[key] = answers
+
+
+def chosen(layer: Layer, x: torch.Tensor, weight: torch.Tensor) -> dict[str, Any]:
+    """The name of what was chosen for a layer and a number of rows; empty before ``plan``."""
+    return _plans.get(layer.key(x, weight), {}).get(space.bucket(x.shape[0]), {})
 
 
 def forward(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -154,7 +159,7 @@ def forward(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Te
     if x.shape[0] == 0:
         return x.new_empty((0, weight.shape[0]))
     found = candidates_for(layer, x, weight, scale)
-    answer = _plans.get(layer.key(x, weight), {}).get(space.bucket(x.shape[0]))
+    answer = chosen(layer, x, weight)
     call = next((call for name, call in found if name == answer), found[0][1])
     result: torch.Tensor = call(x, weight, scale, bias)
     return result
