@@ -57,7 +57,10 @@ e2e: $(READY) ## real vLLM servers on the CPU
 
 releases: $(READY) ## real wheels of several releases: vLLM's tables, kernel schemas (downloads about 2 GB)
 	$(BIN)/python tests/releases/fetch.py build/releases
-	XPUFP8_RELEASES=build/releases $(PYTEST) -m "releases"
+	$(PIP) download --no-deps -d build/wheels vllm-xpu-kernels==0.1.16.2 torchvision==0.28.0
+	$(BIN)/python -m zipfile -e build/wheels/vllm_xpu_kernels-0.1.16.2-*.whl build/kernels
+	$(BIN)/python -m zipfile -e build/wheels/torchvision-0.28.0-*.whl build/torchvision
+	XPUFP8_RELEASES=build/releases XPUFP8_KERNELS=build/kernels XPUFP8_TORCHVISION=build/torchvision $(PYTEST) -m "releases"
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
