@@ -117,7 +117,12 @@ def environment_for(target: Target, items: Items, environment: EnvironmentFacts 
 
 
 def program(target: Target) -> list[str]:
-    """The first words of the command: ``vllm`` when that is the target's own, else its full path, else a module run."""
+    """The first words of the command: ``vllm`` when that is the target's own, else its full path, else a module run.
+
+    A simulated device stands for a machine elsewhere, whose paths nobody here knows.
+    """
+    if target.simulated:
+        return ["vllm"]
     beside = Path(target.python).parent / "vllm"
     if beside.is_file():
         found = shutil.which("vllm")

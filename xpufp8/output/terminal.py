@@ -39,7 +39,7 @@ def view(report: Report) -> RenderableType:
     wrong = [f for f in report.findings if f.status == "fail" and not fixed(f)]
     cured = [f for f in report.findings if f.status == "fail" and fixed(f)]
     unknown = [f for f in report.findings if f.status == "unknown"]
-    parts: list[RenderableType] = [_head(report), _verdict(report), Text()]
+    parts: list[RenderableType] = [_head(report), _verdict(report), *_memory(report), Text()]
     for title, findings in (("", wrong), ("Repaired by the plan", cured), ("Could not be told", unknown)):
         if findings and title:
             parts.append(Text(title, style="bold underline"))
@@ -49,6 +49,24 @@ def view(report: Report) -> RenderableType:
         parts.append(_plan(report))
     parts.append(_probes(report))
     return Group(*parts)
+
+
+def _memory(report: Report) -> list[RenderableType]:
+    """One line on what a rank holds and how long a sequence fits, from the model trace."""
+    facts = next((p.facts for p in report.probes if p.name == "model_trace"), {})
+    memory = facts.get("memory")
+    if not isinstance(memory, dict) or not memory.get("weight_bytes"):
+        return []
+    gib = 2.0**30
+    words = [f"weights {memory['weight_bytes'] / gib:.2f} GiB a rank"]
+    if memory.get("device_bytes"):
+        words[0] += f" of {memory['device_bytes'] / gib:.1f}"
+    if memory.get("kv_bytes_per_token"):
+        words.append(f"KV cache {memory['kv_bytes_per_token'] / 1024:.0f} KiB a token")
+    if memory.get("fits_max_model_len"):
+        asked = f" (asked {memory['max_model_len']})" if memory.get("max_model_len") else ""
+        words.append(f"longest --max-model-len {memory['fits_max_model_len']}{asked}")
+    return [plain(f"{facts.get('mode', 'live')}: " + " · ".join(words), "dim")]
 
 
 def _version(report: Report, package: str) -> str | None:
