@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from xpufp8.explain.signatures import squeeze
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xpufp8.explain.signatures import Knowledge, Pattern, Signature
     from xpufp8.explain.structure.prefixes import Line
 
@@ -38,7 +40,7 @@ _HEAD = re.compile(
     r"|[\w./-]{0,60}:? ?(?:fatal )?error:)"
 )
 """A line that is an error message from its first word on."""
-_LEADS = re.compile(rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}:\s{{0,3}}|The\s{{1,3}})?[\"'`]{{0,2}}$")
+_LEADS = re.compile(rf"[\s>*#•·\-\"'`|(\[+:]{{0,12}}(?:{_TYPE}:\s{{0,3}}|The\s{{1,3}})?[\"'`]{{0,2}}$")
 """What may stand before a message that is still the head of its line."""
 _QUOTED = re.compile(rf"(?:{_TYPE}{_NAMED}:\s{{0,3}}|with error\s{{0,3}}|[Ee]rror(?: message)?:\s{{0,3}})[\"'`]{{0,2}}$")
 """What stands before an error message that somebody quotes in full."""
@@ -130,6 +132,9 @@ class Matcher:
         head = window.squeezed[0]
         candidates = self._candidates(head)
         if len(window.lines) > 1 and not window.lines[1].logged:
+            # The next line may be the rest of this one: a pattern may begin here and find its literal there, or at the seam.
+            more = [one for one in self._candidates(window.squeezed[1]) if one not in candidates]
+            candidates = candidates + more
             candidates = candidates + self._across(head, window.squeezed[1], candidates)
         if not candidates:
             return
@@ -214,17 +219,20 @@ def _locate(
     def at(position: int) -> int:
         return places[min(position, len(places) - 1)]
 
-    reached = original.count("\n", 0, at(max(begin, end - 1)))
     opened = original.count("\n", 0, at(begin))
     start = at(begin) - (original.rfind("\n", 0, at(begin)) + 1)
     named = {}
     for name, (first, last) in groups.items():
         value = original[at(first) : at(last - 1) + 1] if last > first else ""
-        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, original[: at(first)], texts)
+        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, original[: at(first)], window.lines)
+        if last == end and name not in phrases:
+            # What was cut off the group is no part of the match either.
+            end = first + len("".join(named[name].split()))
+    reached = original.count("\n", 0, at(max(begin, end - 1)))
     return tuple(window.lines)[opened : reached + 1], start, named
 
 
-def _one_word(value: str, before: str, texts: list[str]) -> str:
+def _one_word(value: str, before: str, lines: Sequence[Line]) -> str:
     """A group up to its first blank; a line end does not count where the line was wrapped for want of width."""
     row = before.count("\n")
     parts = value.split("\n")
@@ -232,18 +240,27 @@ def _one_word(value: str, before: str, texts: list[str]) -> str:
     for part in parts:
         word += part.split(None, 1)[0] if part.split() else ""
         whole = len(part.split()) == 1 and part == part.rstrip()
-        wrapped = row < len(texts) - 1 and len(texts[row]) >= WRAPPED and not texts[row + 1][:1].isspace()
-        if not (whole and wrapped):
+        if not (whole and row < len(lines) - 1 and _wrapped(lines[row], lines[row + 1])):
             break
         row += 1
     return word
+
+
+def _wrapped(line: Line, following: Line) -> bool:
+    """True when the second line may be the rest of the first, cut at a width: the very next line, bare and no longer."""
+    return (
+        following.number == line.number + 1
+        and not following.logged
+        and not following.text[:1].isspace()
+        and WRAPPED <= len(line.raw) >= len(following.raw)
+    )
 
 
 def _decisive(signature: Signature, line: Line, start: int) -> bool:
     """True when the line is the error itself, not talk about one."""
     if line.level in {"INFO", "DEBUG"}:
         return signature.quiet
-    if line.logged:
+    if line.logged or line.level in {"ERROR", "CRITICAL"}:
         return True
     before = line.text[max(0, start - 200) : start]
     heads = _HEAD.match(line.text) is not None

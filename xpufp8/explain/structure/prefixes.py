@@ -82,7 +82,8 @@ def unwrap_json(text: str) -> str:
 
 def parse(number: int, text: str) -> Line:
     """Take the prefixes off one cleaned line."""
-    position = 0
+    position = len(text) - len(text.lstrip(" \t"))
+    indented = position > 0
     process: list[str] = []
     level = source = ""
     logged = False
@@ -93,6 +94,10 @@ def parse(number: int, text: str) -> Line:
         if match is None or match.end() == position:
             break
         group = match.lastgroup or ""
+        # Words of a message may read like a weak prefix; after vLLM's own tag, or in an indented line, only a strong one counts.
+        if (source or indented) and not (match["process"] or match["vllm"] or (match["iso"] and not source)):
+            break
+        indented = False
         if match["process"] or match["rank"] or match["service"] or match["unit"] or match["syslog"] or match["pod"]:
             who = match["process"] or match["rank"] or match["service"] or match["unit"] or match["syslog"] or match["pod"]
             process.append(who.strip())
@@ -105,9 +110,7 @@ def parse(number: int, text: str) -> Line:
             level = _SAME.get(found[0], found[0]) if found else level
         logged = logged or group not in {"quoted", "logging", "clock"}
         position = match.end()
-        if match["source"]:
-            break
-    rest = text[position:]
+    rest = text if indented else text[position:]
     ccl = _CCL_LEVEL.match(rest)
     if ccl:
         level, logged = _SAME.get(ccl[1], ccl[1]), True

@@ -147,9 +147,10 @@ class TracebackReader:
             self._announce(process, relation)
             return
         if state is not None and state.partial:
-            text, state.partial = state.partial + text, ""
+            text = self._joined(process, line, state, text)
         match = FRAME.match(text)
-        if match is None and text.startswith('File "') and len(text) < 500:
+        if text.startswith('File "') and len(text) < 500 and (match is None or not match["function"]):
+            # Wrapped in the middle of a frame's line; the next line has the rest.
             (state or self._start(process, line)).partial = text
             return
         if match is not None:
@@ -164,6 +165,16 @@ class TracebackReader:
         for members, _ in self._pending.values():
             self._keep(members)
         self._pending.clear()
+
+    def _joined(self, process: str, line: Line, state: _Open, text: str) -> str:
+        """The rest of a frame's line put to its start; a start that was a whole frame after all is taken as one."""
+        start, state.partial = state.partial, ""
+        whole = FRAME.match(start)
+        joined = FRAME.match(start + text)
+        if whole is not None and (joined is None or not joined["function"]):
+            self._frame(process, line, whole)
+            return text
+        return start + text
 
     def _start(self, process: str, line: Line) -> _Open:
         if process in self._open:
@@ -227,7 +238,7 @@ class TracebackReader:
         if frames and not frames[-1].code and state.gap == 0:
             last = frames[-1]
             frames[-1] = Frame(last.file, last.line, last.function, text[:200])
-            traceback.last = line.number
+        traceback.last = line.number
         state.gap += 1
         if state.gap > 12:
             self._end(process, state)
