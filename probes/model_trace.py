@@ -67,6 +67,8 @@ class Run:
         self.parallel = ParallelFact()
         self.memory: MemoryFact | None = None
         self.facts: dict[str, Any] = {}
+        self.logged: BaseException | None = None
+        """The last exception that vLLM logged instead of raising it."""
 
     def stage(self, name: str, work: Callable[[], Any], *, quiet: bool = False) -> Any:
         """Run one stage, standing in for faults until it ends or no stand-in helps. Returns its result, None when it failed."""
@@ -81,6 +83,10 @@ class Run:
             if error is None:
                 self.stages.append(StageFact(name, "done", round(seconds, 3), passed_after_stand_in=len(self.stand_ins) > before))
                 return result
+            if "failed to be inspected" in str(error):
+                error.__cause__ = self.logged
+                if trace_stand_ins.inspect_here():
+                    continue
             fact = None if quiet else trace_stand_ins.stand_in(error, name, self.recorder)
             if fact is None:
                 break
@@ -223,6 +229,8 @@ def _listen(run: Run) -> None:
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             line = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                run.logged = record.exc_info[1]
             if len(run.messages) < 60 and _TELLING.search(line) and line not in run.messages:
                 run.messages.append(line)
 

@@ -38,7 +38,7 @@ def gemm(op: Any) -> Callable[..., Any]:
         tensors = [v for v in values.values() if isinstance(v, torch.Tensor)]
         rows = tensors[0]
         weight = next((v for k, v in values.items() if k in {"B", "weight", "q_weight"}), tensors[1])
-        transposed = values.get("trans_B", values.get("transB", False))
+        transposed = next((v for v in values.values() if isinstance(v, bool)), False)  # trans_B, in the schemas that have it
         columns = weight.shape[0] if transposed else weight.shape[-1]
         out = values.get("out_dtype") or (torch.float16 if op._schema.name.endswith("w4a8") else rows.dtype)
         if not out.is_floating_point or out.itemsize == 1:
@@ -157,7 +157,8 @@ def wrong_fakes() -> list[tuple[Any, Any, list[int], list[int]]]:
         for name in GEMM:
             if not hasattr(getattr(torch.ops, space), name):
                 continue
-            op = getattr(getattr(torch.ops, space), name).default
+            packet = getattr(getattr(torch.ops, space), name)
+            op = getattr(packet, packet.overloads()[0])
             holder = simple_registry.singleton.find(str(op._schema.name)).fake_impl
             if getattr(holder, "kernel", None) is None:
                 continue

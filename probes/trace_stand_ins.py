@@ -60,6 +60,25 @@ def stand_in(error: BaseException, stage: str, recorder: Recorder) -> StandInFac
     return None
 
 
+_inspecting_here = False
+
+
+def inspect_here() -> bool:
+    """Have vLLM inspect architectures in this process from now on, where a fault can be seen and stood in for. False if it does."""
+    global _inspecting_here
+    from vllm.model_executor.models import registry
+
+    if _inspecting_here or not hasattr(registry, "_run_in_subprocess"):
+        return False
+    _inspecting_here = True
+    registry._run_in_subprocess = lambda fn: fn()
+    for name in ("_try_inspect_model_cls", "_try_load_model_cls"):
+        clear = getattr(getattr(registry, name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
+    return True
+
+
 def missing_fake(error: BaseException, stage: str, recorder: Recorder) -> StandInFact | None:
     """An op that torch cannot run on fake tensors gets an inferred fake."""
     import torch

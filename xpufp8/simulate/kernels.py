@@ -90,6 +90,12 @@ def choose() -> tuple[Catalogue | None, Literal["installed", "catalogue", "none"
 
 def put_up(profile: Profile) -> None:
     """Install the import hook for the kernel package and remember what it stands for."""
+    from xpufp8.simulate import ipex
+
+    if ipex.wanted() and (extension := ipex.choose()) is not None:
+        State.catalogue, State.origin = extension, "catalogue"
+        sys.meta_path.insert(0, ipex.Finder(extension, profile))
+        return
     catalogue, origin = choose()
     State.catalogue, State.origin = catalogue, origin
     if catalogue is not None:
