@@ -32,6 +32,7 @@ def missing() -> tuple[list[str], dict[str, str]]:
     import torch
     import vllm
     import vllm._xpu_ops
+
     from xpufp8.simulate import kernels
 
     catalogue = kernels.State.catalogue
@@ -52,8 +53,9 @@ def page(names: list[str], versions: dict[str, str], reached: dict[str, Any]) ->
     lines = [
         "# Ops of vllm-xpu-kernels without a fake",
         "",
-        f"vllm-xpu-kernels {versions['kernels']} defines {len(names)} ops that return tensors and have neither a fake nor a Meta kernel after "
-        f"vLLM {versions['vllm']} has imported `vllm._xpu_ops` (torch {versions['torch']}, simulated XPU). torch.compile stops at such an op with "
+        f"vllm-xpu-kernels {versions['kernels']} defines {len(names)} ops that return tensors and have neither a fake nor a Meta "
+        f"kernel after vLLM {versions['vllm']} has imported `vllm._xpu_ops` (torch {versions['torch']}, simulated XPU). "
+        "torch.compile stops at such an op with "
         "`Operator does not support running with fake tensors`, but only where Dynamo sees it: an op that is called in eager code, or in "
         "the body of an opaque op such as `vllm::moe_forward`, needs no fake.",
         "",
