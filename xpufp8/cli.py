@@ -40,8 +40,16 @@ Python = Annotated[str | None, typer.Option(metavar="PATH", help="The interprete
 FormatOption = Annotated[Format, typer.Option("--format", help="How the report is written.")]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there instead of stdout.")]
 FailOnOption = Annotated[
-    str, typer.Option("--fail-on", metavar="error|warning|never", help="From which severity on a finding fails the run.")
+    str | None,
+    typer.Option(
+        "--fail-on", metavar="error|warning|never", help="From which severity on a finding fails the run. Default: error."
+    ),
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="Findings to ignore. Default: xpufp8.toml or pyproject.toml of this folder."),
+]
+Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="Ignore findings that this earlier JSON report has.")]
 Only = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Run just this probe (again for more).")]
 Skip = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Leave this probe out (again for more).")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of one probe.")]
@@ -57,12 +65,14 @@ def stop(message: str, code: int = USAGE) -> NoReturn:
     raise typer.Exit(code)
 
 
-def fail_on_value(text: str) -> FailOn:
-    """The value of --fail-on.
+def fail_on_value(text: str | None) -> FailOn | None:
+    """The value of --fail-on, None when it was not typed.
 
     Raises:
         UsageError: none of the three.
     """
+    if text is None:
+        return None
     for known in ("error", "warning", "never"):
         if text == known:
             return known
@@ -97,13 +107,22 @@ def write(text: str, output: Path | None) -> None:
 
 
 def emit(report: Any, chosen: Format, output: Path | None) -> None:
-    """Print or write a report in a format."""
+    """Print or write a report in a format; in a GitHub workflow the job summary too."""
     from xpufp8.output import renderer, terminal
 
+    if chosen is Format.GITHUB and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(renderer(Format.MARKDOWN)(report))
     if chosen is Format.RICH and output is None:
         terminal.show(report, terminal.console_for())
     else:
         write(renderer(chosen)(report), output)
+
+
+def finish(report: Any, chosen: Format, output: Path | None) -> NoReturn:
+    """Emit a judged report and end with its exit code."""
+    emit(report, chosen, output)
+    raise typer.Exit(report.outcome.exit_code)
 
 
 @app.callback(invoke_without_command=True)
@@ -121,7 +140,9 @@ def doctor(
     python: Python = None,
     format_: FormatOption = Format.RICH,
     output: Output = None,
-    fail_on: FailOnOption = "error",
+    fail_on: FailOnOption = None,
+    policy: PolicyOption = None,
+    baseline: Baseline = None,
     only: Only = None,
     skip: Skip = None,
     timeout: Timeout = 180.0,
@@ -140,24 +161,22 @@ def doctor(
     installation alone is checked.
     """
     from xpufp8 import doctor as work
+    from xpufp8.judgement import prepare
     from xpufp8.progress import Progress
     from xpufp8.target import resolve
-    from xpufp8.verdict import exit_code
 
     if list_probes:
         from probes.protocol import PROBES
 
         print("\n".join(PROBES))
         raise typer.Exit
-    threshold = fail_on_value(fail_on)
+    judgement = prepare(policy, baseline, fail_on_value(fail_on))
     if facts is not None:
         from xpufp8.saved import diagnose_saved, read
 
         if tokens:
             raise UsageError("--facts brings its own model and options; leave MODEL and vLLM options out.")
-        report = diagnose_saved(read(facts))
-        emit(report, format_, output)
-        raise typer.Exit(exit_code(report, threshold))
+        finish(judgement.apply(diagnose_saved(read(facts))), format_, output)
     target = resolve(tokens or [], device=device, python=python, vllm_path=vllm, sysfs=sysfs)
     with Progress(target) as progress:
         request = work.Request(
@@ -169,8 +188,7 @@ def doctor(
             on_done=progress.done,
         )
         report = work.diagnose_target(target, request)
-    emit(report, format_, output)
-    raise typer.Exit(exit_code(report, threshold))
+    finish(judgement.apply(report), format_, output)
 
 
 @app.command(context_settings=PASS_THROUGH, epilog=EPILOG)
@@ -198,6 +216,8 @@ def serve(
     from xpufp8.target import resolve
 
     level = validate_value(validate)
+    if format_ not in (Format.RICH, Format.JSON):
+        raise UsageError(f"--format {format_.value}: a plan is rich or json; doctor writes the other formats.")
     target = resolve(tokens or [], device=device, python=python)
     if target.simulated and not dry_run:
         raise UsageError(
@@ -332,6 +352,23 @@ def _explain(log: str) -> Any:
             return explain_stream(stream, name=log)
     except OSError as error:
         raise UsageError(f"LOG {log}: cannot be read ({error.strerror or error}).") from error
+
+
+@app.command(epilog=EPILOG)
+def render(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report that doctor --format json wrote.")],
+    format_: FormatOption = Format.RICH,
+    output: Output = None,
+    fail_on: FailOnOption = None,
+    policy: PolicyOption = None,
+    baseline: Baseline = None,
+) -> None:
+    """Show a saved report in another format, without diagnosing again; ends with the exit code of the diagnosis."""
+    from xpufp8.judgement import prepare
+    from xpufp8.reading import read_report
+
+    judgement = prepare(policy, baseline, fail_on_value(fail_on))
+    finish(judgement.apply(read_report(report, "REPORT")), format_, output)
 
 
 @app.command()

@@ -30,8 +30,6 @@ ORDER = ("environment", "model_config", "devices", "model_trace", "kernel_table"
 """Quick ones first, so that progress shows something at once, then the longest; others follow in the order of PROBES."""
 
 NEED_MODEL = frozenset({"model_config", "model_trace"})
-NEEDED = ("environment", "kernel_table")
-"""Without these nothing can be said; with a model, ``model_trace`` too, on a simulated device."""
 
 OnDone = Callable[[ProbeReport], None]
 
@@ -247,14 +245,14 @@ def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *
     """From probe reports to the report. ``live`` allows probing again with repairs; facts from elsewhere cannot be."""
     from xpufp8.planner import make_plan
     from xpufp8.verdict import judge as verdict_of
+    from xpufp8.verdict import needed_for
 
     checked, facts, missing = validate(reports)
     check_input(target, facts)
     findings, plan = make_plan(target, request, judge(target, facts, missing), facts, missing, live=live and request.replan)
-    needed = [*NEEDED, *(["model_trace"] if target.model and target.simulated and "model_trace" in PROBES else [])]
     report = Report(
         tool=Tool(version=__version__),
-        verdict=verdict_of(findings, checked, needed, plan),
+        verdict=verdict_of(findings, checked, needed_for(target.info), plan),
         target=target.info,
         probes=checked,
         findings=findings,

@@ -71,6 +71,15 @@ class Fix(Model):
     cost: str = ""
 
 
+class Ignored(Model):
+    """Why a finding does not count for the exit code."""
+
+    by: Literal["policy", "baseline"]
+    reason: str
+    until: str = ""
+    """Last day on which it does not count (ISO date); empty for a baseline."""
+
+
 class Finding(Model):
     """One thing that is wrong, or that could not be told (``status`` unknown)."""
 
@@ -86,6 +95,10 @@ class Finding(Model):
     evidence: list[Evidence] = Field(default_factory=list)
     fixes: list[Fix] = Field(default_factory=list)
     references: list[str] = Field(default_factory=list)
+    ignored: Ignored | None = None
+    """Set by a policy or a baseline; the finding is shown and does not count."""
+    note: str = ""
+    """What the policy says of a finding that counts all the same: an ignore that has expired."""
 
 
 class Reason(Model):
@@ -123,6 +136,19 @@ class Plan(Model):
     validated: Literal["none", "probe", "launch"] = "none"
 
 
+class Outcome(Model):
+    """How the exit code came about. Absent from a report that nobody has judged by a threshold yet."""
+
+    exit_code: int
+    fail_on: Literal["error", "warning", "never"] = "error"
+    policy: str = ""
+    """File of the policy, empty if there was none."""
+    baseline: str = ""
+    """File of the earlier report that findings were held against, empty if there was none."""
+    notes: list[str] = Field(default_factory=list)
+    """Ignores that have expired and ignores that met nothing."""
+
+
 class Report(Model):
     """A whole diagnosis."""
 
@@ -133,3 +159,4 @@ class Report(Model):
     probes: list[ProbeReport] = Field(default_factory=list)
     findings: list[Finding] = Field(default_factory=list)
     plan: Plan = Field(default_factory=Plan)
+    outcome: Outcome | None = None

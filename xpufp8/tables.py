@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xpufp8.doctor import Request, judge, launch_for, observe, validate
+from xpufp8.errors import UsageError
 from xpufp8.exits import NO_VERDICT, OK, REMAINS
 from xpufp8.output import Format
 from xpufp8.progress import Progress
@@ -38,6 +39,8 @@ def run_table(
     from xpufp8.cli import write
     from xpufp8.output.text import clean
 
+    if chosen not in (Format.RICH, Format.JSON):
+        raise UsageError(f"--format {chosen.value}: a table is rich or json; doctor writes the other formats.")
     target = resolve([], device=device, python=python, vllm_path=vllm_path)
     if vllm_path is not None:
         target = replace(target, options={"live": False})
