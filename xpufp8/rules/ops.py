@@ -162,7 +162,7 @@ def _reached_evidence(shown: ReachedOpFact | OpPath | None, case: Case) -> tuple
 
 
 @rule(
-    "OPS001", "The compiled region calls an op that cannot be traced", "error", needs=(PROBE,),
+    "OPS001", "The compiled region calls an op that cannot be traced", "error",
     references=("pytorch.org: custom ops landing page", "vllm-project/vllm#38884"),
 )  # fmt: skip
 def reached_without_fake(self: Rule, case: Case) -> Iterator[Finding]:
@@ -186,11 +186,10 @@ def reached_without_fake(self: Rule, case: Case) -> Iterator[Finding]:
     The repair `fake:<op>` registers a fake that states the kernel's exact output, in every process of vLLM; it costs nothing. For
     an op whose output is not known there is `--enforce-eager`.
     """
+    # Either probe is enough: the list of all ops, or the traced model that met one.
     facts = case.get(PROBE, FakeTensorFacts)
-    if facts is None:
-        return
     named = set()
-    for op in untraceable(facts):
+    for op in untraceable(facts) if facts is not None else []:
         reached, shown = reach(case, name_of(op))
         if reached != "compiled":
             continue
