@@ -354,6 +354,29 @@ def _explain(log: str) -> Any:
         raise UsageError(f"LOG {log}: cannot be read ({error.strerror or error}).") from error
 
 
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A JSON report, or a file that collect wrote.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The later one.")],
+    format_: Annotated[Format, typer.Option("--format", help="rich, json or markdown.")] = Format.RICH,
+    output: Output = None,
+) -> None:
+    """What changed from A to B: findings, ops, kernel tables, selected kernels, speeds, versions.
+
+    Exit codes: 0 nothing got worse, 1 something did, 2 a file cannot be read.
+    """
+    from xpufp8.diff import compare
+    from xpufp8.output.diff_view import renderer
+    from xpufp8.reading import read_any
+
+    show = renderer(format_)
+    if show is None:
+        raise UsageError(f"--format {format_.value}: a comparison is rich, json or markdown.")
+    comparison = compare(read_any(before, "A"), read_any(after, "B"), str(before), str(after))
+    write(show(comparison), output)
+    raise typer.Exit(int(comparison.regressed))
+
+
 @app.command(epilog=EPILOG)
 def render(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report that doctor --format json wrote.")],
