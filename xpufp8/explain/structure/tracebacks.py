@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpufp8.explain.structure.prefixes import Line
 
 FRAME = re.compile(
-    r"File \"(?P<file>[^\"]{1,400})\", line (?P<line>\d{1,7})(?:, in (?P<function>.{1,200}))?$"
+    r"File \"(?P<file>[^\"]{1,400})\", line (?P<line>\d{1,7})(?:,? in (?P<function>.{1,200}))?$"
     r"|File (?P<nb_file>/\S{1,400}):(?P<nb_line>\d{1,7}), in (?P<nb_function>.{1,200})$"
 )
 HEADER = "Traceback (most recent call last)"
