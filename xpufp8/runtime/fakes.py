@@ -42,6 +42,8 @@ class Fake:
     writes: str | None = None
     """Argument that the kernel fills and returns although its schema does not say so. Without a rule for it, a compiled graph
     would drop the call as unused and read an empty buffer."""
+    also: Callable[[], None] | None = None
+    """What else keeps the compiler from tracing the library's own callers of the op."""
 
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -190,6 +192,8 @@ def register(overload: Any, fake: Fake) -> None:
         torch.library.register_fake(overload._name, made)
     if fake.writes is not None:
         _declare_write(overload, fake)
+    if fake.also is not None:
+        fake.also()
 
 
 def describe(result: Any) -> list[tuple[tuple[int, ...], Any, tuple[int, ...]]]:

@@ -72,10 +72,28 @@ def _topk(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
     tokens, device = args["hidden_states"].shape[0], args["hidden_states"].device
+    # Ids come first here, unlike in the op of the same name of vllm-xpu-kernels.
     return (
-        torch.empty((tokens, args["topk"]), dtype=torch.float32, device=device),
         torch.empty((tokens, args["topk"]), dtype=torch.int32, device=device),
+        torch.empty((tokens, args["topk"]), dtype=torch.float32, device=device),
     )
+
+
+def plain_enums() -> None:
+    """Make the enums that IPEX's FP8 modules pass to their ops plain integers.
+
+    They are pybind11 types, which Dynamo cannot put into a graph; the ops take integers.
+    """
+    import importlib
+
+    try:
+        holder = importlib.import_module("intel_extension_for_pytorch._isa_help")
+    except ImportError:
+        return
+    for name in ("FP8FwdTensors", "FP8BwdTensors", "Float8Format"):
+        members = getattr(getattr(holder, name, None), "__members__", None)
+        if members:
+            setattr(holder, name, type(name, (), {member: int(value) for member, value in members.items()}))
 
 
 def _converted(name: str) -> Fake:
@@ -87,12 +105,12 @@ FAKES: tuple[Fake, ...] = (
     Fake("torch_ipex::fp8_gemm_w8a16", ("A", "B", "trans_B", "B_scale_", "bias_"), _w8a16,
          "csrc/gpu/aten/operators/fp8/FP8Linear.cpp fp8_gemm_w8a16"),
     Fake("torch_ipex::cast_to_fp8", ("input", "scale", "amax_history", "scale_inv", "index", "otype"), _cast_to_fp8,
-         "csrc/cpu/aten/Cast.cpp cast_to_fp8"),
+         "csrc/cpu/aten/Cast.cpp cast_to_fp8", also=plain_enums),
     Fake("torch_ipex::cast_from_fp8", ("input", "scale_inv", "index", "itype", "otype"), _cast_from_fp8,
          "csrc/cpu/aten/Cast.cpp cast_from_fp8"),
     Fake("torch_ipex::fp8_linear",
          ("input", "scale_inv_input", "input_index", "input_type", "weight", "scale_inv_weight", "weight_index", "weight_type",
-          "bias", "out"), _linear, "csrc/cpu/aten/FP8Linear.cpp fp8_linear_impl", writes="out"),
+          "bias", "out"), _linear, "csrc/cpu/aten/FP8Linear.cpp fp8_linear_impl", writes="out", also=plain_enums),
     *(_converted(name) for name in
       ("convert_e4m3_to_bf16", "convert_e4m3_to_fp16", "convert_e4m3_to_fp32", "convert_e5m2_to_fp16")),
     Fake("torch_ipex::fused_experts", _EXPERTS, _like("hidden_states"), "csrc/cpu/aten/kernels/DSMoEKrnl.cpp fused_experts_impl"),

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 REVISION = 1
 """Raised when a kernel or the space changes, so that older answers are measured again."""
-REPEATS = 12
+ROUNDS = (5, 25)
+"""Calls that are timed: of every trial, and then of those that came close to the best."""
+CLOSE = 1.15
+"""How far from the best a trial may be in the first round to be timed again."""
 ALLOWED = 2.0**-5
 """Error, relative by norm, above which a configuration is out. Rounding activations to FP8 costs 2^-5.3; a wrong one costs more."""
 
@@ -94,27 +97,27 @@ def _keep(path: Path, key: str, name: dict[str, Any]) -> None:
         _logger.debug("xpufp8 could not keep a tile choice in %s: %s", path, error)
 
 
-def seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Median time of a call with nothing of its weights in the cache.
+def seconds(runs: list[Callable[[], Any]], device: torch.device, rounds: int) -> list[float]:
+    """Median time of a call of each, taken in turns, with nothing of its weights in the cache.
 
-    Between calls a buffer larger than any cache is overwritten, as the other layers of a model would do.
+    Between calls a buffer larger than any cache is read, as the other layers of a model would do; reading leaves nothing behind
+    that must be written back while the next call runs.
     """
     import torch
 
     module = getattr(torch, device.type)
-    flush = _scratch.setdefault(f"flush {device}", torch.empty(2**28, dtype=torch.uint8, device=device))
-    for _ in range(2):
-        run()
-    times: list[float] = []
-    for _ in range(REPEATS):
-        flush.zero_()
-        start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        start.record()
-        run()
-        end.record()
-        module.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times) / 1e3
+    flush = _scratch.setdefault(f"flush {device}", torch.zeros(2**26, dtype=torch.int32, device=device))
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for place, run in enumerate(runs):
+            flush.sum()
+            start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            module.synchronize()
+            times[place].append(start.elapsed_time(end) / 1e3)
+    return [statistics.median(each) for each in times]
 
 
 def release(device: torch.device) -> None:
@@ -126,6 +129,18 @@ def known(device: torch.device, key: str) -> dict[str, Any] | None:
     """The answer that is kept for a key, if any."""
     answer = _answers(cache_file(device)).get(key)
     return answer if isinstance(answer, dict) else None
+
+
+def _fastest(trials: list[Trial], device: torch.device) -> Trial:
+    """Time all, then those that came close again."""
+    for rounds in ROUNDS:
+        if len(trials) == 1:
+            break
+        times = seconds([trial.run for trial in trials], device, rounds)
+        least = min(times)
+        order = sorted(range(len(trials)), key=times.__getitem__)
+        trials = [trials[place] for place in order if times[place] <= least * CLOSE]
+    return trials[0]
 
 
 def best(device: torch.device, key: str, trials: list[Trial], wanted: Callable[[torch.Tensor], float]) -> dict[str, Any]:
@@ -143,21 +158,22 @@ def best(device: torch.device, key: str, trials: list[Trial], wanted: Callable[[
     answer = known(device, key)
     if answer is not None and any(trial.name == answer for trial in trials):
         return answer
-    timed: list[tuple[float, int]] = []
+    right: list[Trial] = []
     last = ""
-    for place, trial in enumerate(trials):
+    for trial in trials:
         try:
             error = wanted(trial.run())
-            if not error <= ALLOWED:
-                last = f"{trial.name}: relative error {error:.2e}"
-                continue
-            # Only one way, or a device without events: right is enough.
-            timed.append((0.0 if device.type == "cpu" or len(trials) == 1 else seconds(trial.run, device), place))
         except Exception as exc:  # noqa: BLE001 - compilers and drivers raise anything; the next trial is tried
             last = f"{trial.name}: {type(exc).__name__}: {str(exc)[:200]}"
-    if not timed:
+            continue
+        if error <= ALLOWED:
+            right.append(trial)
+        else:
+            last = f"{trial.name}: relative error {error:.2e}"
+    if not right:
         raise RuntimeError(f"no configuration is right for {key}; the last one: {last}")
-    name = trials[min(timed)[1]].name
+    # Without events there is nothing to time by; the order of preference decides.
+    name = right[0].name if device.type == "cpu" else _fastest(right, device).name
     _logger.debug("xpufp8 tiles for %s: %s of %d", key, name, len(trials))
     _keep(cache_file(device), key, name)
     return name

@@ -12,6 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Releases have one way to describe blocks of memory or the other or both, and a compiler looks up every name of a function, in
+# branches that are not taken too.
+describe = getattr(tl, "make_tensor_descriptor", None)
+block_pointer = getattr(tl, "make_block_ptr", None)
+advance = getattr(tl, "advance", None)
+
 
 @triton.jit
 def widen(w, HOW: tl.constexpr):
