@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 ROUNDS = 6
 """How often fixes are replaced before the planner gives up."""
 
-AGAIN = {
-    "runtime": ("kernel_table", "fake_tensor", "model_trace"),
-    "env": ("environment", "devices", "peer_access", "host_ipc"),
-    "flag": ("vllm_options", "model_trace", "kernel_table"),
-}
-"""Kind of fix to the probes that can see its effect; a finding's own probes are always asked again."""
+KERNELS = frozenset({"kernel_table", "model_trace", "dtype_agreement", "numerics", "compile", "speed"})
+TRACING = frozenset({"fake_tensor", "model_trace", "compile"})
+HOST = frozenset({"environment", "devices", "peer_access", "host_ipc"})
+OPTIONS = frozenset({"vllm_options", "model_trace", "kernel_table"})
+RUNTIME = {"metadata": frozenset({"environment"}), "fake": TRACING, "kernel": KERNELS, "moe": KERNELS, "cast": KERNELS | TRACING}
+"""Family of a runtime repair to the probes that can see its effect."""
+
+
+def seen_by(fix: Fix, findings: Sequence[Finding]) -> frozenset[str] | None:
+    """Probes that can see the effect of a fix; None for every probe. The probes of the findings that propose it are among them."""
+    proposers = frozenset(e.probe for f in findings for x in f.fixes if x.action == fix.action for e in f.evidence)
+    if fix.kind == "env":
+        # Variables of oneCCL and libfabric reach only what talks to other ranks; any other may reach a library that is loaded.
+        words = fix.action.split()
+        return HOST | proposers if all(w.startswith(("CCL_", "FI_", "I_MPI")) for w in words) else None
+    if fix.kind == "runtime":
+        return RUNTIME.get(fix.action.partition(":")[0], KERNELS | TRACING) | proposers
+    # An option that vLLM's parser does not know changes nothing that another probe sees.
+    return proposers if fix.action.startswith(WITHOUT) and proposers == {"vllm_options"} else OPTIONS | proposers
+
 
 Key = tuple[str, str]
 
@@ -82,7 +96,8 @@ class Bench:
     missing: dict[str, str]
     base: list[Finding]
     memo: dict[frozenset[Fix], Trial] = field(default_factory=dict)
-    reports: list[ProbeReport] = field(default_factory=list)
+    seen: dict[tuple[str, frozenset[Fix]], ProbeReport] = field(default_factory=dict)
+    """What a probe answered, by the fixes that it can see; the others that were in place then cannot have mattered to it."""
     runs: int = 0
 
     def items(self, fixes: Sequence[Fix]) -> Items:
@@ -110,28 +125,35 @@ class Bench:
         return self.memo[plain]
 
     def _probe(self, fixes: frozenset[Fix]) -> Trial:
-        from xpufp8.doctor import judge, launch_for, observe, validate
+        from xpufp8.doctor import judge, validate
 
+        target = self.variant(self.items(sorted(fixes, key=lambda f: f.action)))
+        relevant = {name: self._relevant(name, fixes) for name in (*self.facts, *self.missing)}
+        again = [name for name, some in relevant.items() if some]
+        self._run(target, fixes, [name for name in again if (name, relevant[name]) not in self.seen], relevant)
+        _, facts, missing = validate([self.seen[name, relevant[name]] for name in again])
+        facts = {k: v for k, v in self.facts.items() if k not in again} | facts
+        missing = {k: v for k, v in self.missing.items() if k not in again} | missing
+        return Trial(judge(target, facts, missing), frozenset(missing))
+
+    def _run(self, target: Target, fixes: frozenset[Fix], names: Sequence[str], relevant: dict[str, frozenset[Fix]]) -> None:
+        """Ask these probes with all the fixes in place, and remember each answer by the fixes that the probe can see."""
+        from xpufp8.doctor import launch_for, observe
+
+        if not names:
+            return
         items = self.items(sorted(fixes, key=lambda f: f.action))
-        target = self.variant(items)
-        names = self._names(fixes)
         folder = missing_metadata(self.facts.get("environment")) if METADATA in items.runtime else None
         launch = launch_for(target, self.request, items.apply, [folder] if folder else [])
         launch = replace(launch, environment=launch.environment | items.variables)
-        reports, facts, missing = validate(observe(target, names, self.request, launch))
         self.runs += 1
-        self.reports = reports
-        facts = {k: v for k, v in self.facts.items() if k not in names} | facts
-        missing = {k: v for k, v in self.missing.items() if k not in names} | missing
-        return Trial(judge(target, facts, missing), frozenset(missing))
+        for report in observe(target, names, self.request, launch):
+            self.seen[report.name, relevant[report.name]] = report
 
-    def _names(self, fixes: frozenset[Fix]) -> list[str]:
-        asked = {e.probe for f in self.base if stops(f) for e in f.evidence}
-        for fix in fixes:
-            # An option that vLLM's parser does not know changes nothing that another probe sees.
-            seen_by = {e.probe for f in self.base for x in f.fixes if x.action == fix.action for e in f.evidence}
-            asked |= {"vllm_options"} if fix.action.startswith(WITHOUT) and seen_by == {"vllm_options"} else set(AGAIN[fix.kind])
-        return [name for name in (*self.facts, *self.missing) if name in asked]
+    def _relevant(self, name: str, fixes: frozenset[Fix]) -> frozenset[Fix]:
+        """Those of the fixes whose effect the probe can see."""
+        sees = {fix: seen_by(fix, self.base) for fix in fixes}
+        return frozenset(fix for fix, probes in sees.items() if probes is None or name in probes)
 
 
 def make_plan(

@@ -8,8 +8,8 @@ import pytest
 
 from xpufp8.command import Items, assignments, vllm_args
 from xpufp8.doctor import Request
-from xpufp8.planner import Bench, Trial, choose, key, rank, shorten
-from xpufp8.report import Finding, Fix
+from xpufp8.planner import Bench, Trial, choose, key, rank, seen_by, shorten
+from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.target import Target
 
 FAKE = Fix(kind="runtime", action="fake:ns::op")
@@ -133,3 +133,27 @@ def test_an_env_fix_may_hold_several_variables() -> None:
         "CCL_RECV": "direct",
         "A": "x y=z",
     }
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "sees", "not_seen"),
+    [
+        ("metadata:vllm", "runtime", "environment", "kernel_table"),
+        ("kernel:fp8_block", "runtime", "kernel_table", "fake_tensor"),
+        ("fake:a::b", "runtime", "model_trace", "kernel_table"),
+        ("CCL_SEND=direct CCL_RECV=direct", "env", "peer_access", "kernel_table"),
+        ("--dtype float16", "flag", "model_trace", "environment"),
+        ("without --sparkle", "flag", "vllm_options", "model_trace"),
+    ],
+)
+def test_only_probes_that_can_see_a_fix_are_asked_again(action: str, kind: str, sees: str, not_seen: str) -> None:
+    fix = Fix.model_validate({"kind": kind, "action": action})
+    evidence = [Evidence(probe="vllm_options", mode="live", observed="x")] if action.startswith("without") else []
+    probes = seen_by(fix, [finding("X", fix).model_copy(update={"evidence": evidence})])
+    assert probes is not None
+    assert sees in probes
+    assert not_seen not in probes
+
+
+def test_a_variable_that_may_reach_any_library_asks_everything_again() -> None:
+    assert seen_by(Fix(kind="env", action="LD_LIBRARY_PATH=/opt/intel"), []) is None
