@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,20 @@ from conftest import (
 from offline import PROMPTS, TOKENS
 
 pytestmark = pytest.mark.e2e
-MARK = "XPUFP8_TEST_MARK"
 SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 SMALL = ["--gpu-memory-utilization", "0.3", "--max-model-len", "128", "--max-num-seqs", "4", "--seed", "0"]
 
 
-def processes(mark: str) -> list[int]:
-    """Every living process that was started with the mark in its environment."""
+def processes(session: int) -> list[int]:
+    """Every living process of a session: what a server started, whoever its parent is by now, and whatever it calls itself."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+            if entry.name.isdigit():
+                # After the name in brackets: state, parent, group, session.
+                state, _, _, owner = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(owner) == session and state != "Z":
+                    found.append(int(entry.name))
         except OSError:
             continue
     return found
@@ -48,7 +49,6 @@ class Server:
     """A ``vllm serve`` and everything that it starts."""
 
     def __init__(self, arguments: list[str], env: dict[str, str], folder: Path) -> None:
-        self.mark = uuid.uuid4().hex
         self.log = folder / "log"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ class Server:
         command = [*SERVE, *arguments, *SMALL, "--host", "127.0.0.1", "--port", str(self.port)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, env={**env, MARK: self.mark}, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=env, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def wait(self, ready: Callable[[], Any], seconds: float) -> Any:
@@ -91,7 +91,7 @@ class Server:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        for pid in processes(self.mark):
+        for pid in processes(self.process.pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -134,7 +134,7 @@ def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock
     assert "enforce_eager=False" in log
     assert re.search(r"saved AOT compiled function|torch\.compile took|Compiling a graph", log)
     assert list((cache / "vllm" / "torch_compile_cache").rglob("*")), "nothing was compiled"
-    assert processes(server.mark) == []
+    assert processes(server.process.pid) == []
 
 
 def test_same_command_without_the_repair_ends_in_the_known_error(serve: Any, cache: Path, model: Any) -> None:
@@ -171,13 +171,13 @@ def test_killing_a_worker_during_start_leaves_no_orphan(serve: Any, cache: Path,
 
     victims = server.wait(workers, 600)
     assert victims, server.log.read_text()[-4000:]
-    assert len(processes(server.mark)) >= 4
+    assert len(processes(server.process.pid)) >= 4
     os.kill(victims[1], signal.SIGKILL)
     assert server.process.wait(300) != 0
     deadline = time.monotonic() + 60
-    while processes(server.mark) and time.monotonic() < deadline:
+    while processes(server.process.pid) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert processes(server.mark) == []
+    assert processes(server.process.pid) == []
 
 
 def test_inspection_child_has_the_repair(cache: Path, tmp_path: Path) -> None:
