@@ -116,3 +116,33 @@ def test_an_error_in_a_prompt_is_talk() -> None:
         "INFO:     Application startup complete.\n"
     )
     assert explain(log.encode()).outcome == "healthy"
+
+
+def test_the_warnings_of_a_healthy_xpu_server_are_no_failure() -> None:
+    log = """\
+[W515 11:18:35.162983151 OperatorEntry.cpp:208] Warning: Warning only once for all operators,  other operators may also be overridden.
+(APIServer pid=1) INFO 07-17 12:28:06 [api_server.py:1272] vLLM API server version 0.21.1.dev0
+(APIServer pid=1) WARNING 07-17 12:28:07 [_logger.py:68] Failed to import from vllm._C with ModuleNotFoundError("No module named 'vllm._C'")
+(EngineCore pid=501) WARNING 07-17 12:28:49 [xpu.py:365] XPU Graph is not supported in the current PyTorch version, disabling it.
+(Worker pid=533) INFO 07-17 12:28:59 [parallel_state.py:1615] world_size=2 rank=1 local_rank=1 backend=xccl
+2026:07:17-12:29:00:(  532) |CCL_WARN| pidfd is not supported, fallbacks to drmfd exchange mode
+2026:07:17-12:29:00:(  532) |CCL_WARN| topology recognition shows PCIe connection between devices. If not correct, disable it
+(Worker_TP0 pid=532) WARNING 07-17 12:29:12 [topk_topp_sampler.py:259] xpu kernel topk_topp_sampler does not support per-request generators.
+(Worker_TP0 pid=532) INFO 07-17 12:30:12 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds.
+XMX int8 is not supported on B70 with oneAPI < 2026. Falling back to fp16.
+(APIServer pid=1) INFO:     Application startup complete.
+(APIServer pid=1) INFO:     127.0.0.1:48802 - "POST /v1/completions HTTP/1.1" 200 OK
+"""
+    assert explain(log.encode()).outcome == "healthy"
+    # The same without the sign of life: the hints are all there is, and are named as such.
+    stuck = explain(log.split("XMX")[0].encode())
+    assert {cause.code for cause in stuck.conclusion.causes} == {"P2P004", "P2P905"}
+    assert all(cause.hint for cause in stuck.conclusion.causes)
+
+
+def test_a_crash_before_a_good_start_is_still_told() -> None:
+    log = (
+        "(EngineCore pid=1) ERROR 07-30 12:49:30 [core.py:1] KeyError: <PlatformEnum.XPU: 4>\n"
+        "(APIServer pid=9) INFO:     Application startup complete.\n"
+    )
+    assert [cause.code for cause in explain(log.encode()).conclusion.causes] == ["KRN001"]

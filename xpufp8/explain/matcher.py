@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from xpufp8.explain.signatures import squeeze
@@ -21,6 +22,8 @@ WRAPPED = 60
 """Characters from which on a line may have been wrapped by a terminal or a forum."""
 REACH = 3000
 """Squeezed characters on either side of a literal that a pattern sees."""
+PROCESSES = 500
+"""Processes whose last lines are kept; the one that was seen first is let go."""
 SHAPES = 20_000
 """Line shapes whose candidates are remembered."""
 LONGEST_SHAPE = 400
@@ -84,6 +87,8 @@ class _Window:
 
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))
     squeezed: deque[str] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))
+    candidates: deque[list[tuple[Signature, Pattern]]] = field(default_factory=lambda: deque(maxlen=AHEAD + 1))
+    """Of each line, the patterns whose literal stands in it."""
 
 
 class Matcher:
@@ -116,24 +121,31 @@ class Matcher:
             self._match(window)
         window.lines.append(line)
         window.squeezed.append(text)
+        window.candidates.append(self._candidates(text))
+        if len(self._windows) > PROCESSES:
+            self._drain(self._windows.pop(next(iter(self._windows))))
 
     def finish(self) -> None:
         """The log has ended: match what waits for more lines."""
         for window in self._windows.values():
-            while window.lines:
-                self._match(window)
-                window.lines.popleft()
-                window.squeezed.popleft()
+            self._drain(window)
         self.matches.extend(match for kept in self._kept.values() for match in kept)
         self.matches.sort(key=lambda match: match.first)
+
+    def _drain(self, window: _Window) -> None:
+        while window.lines:
+            self._match(window)
+            window.lines.popleft()
+            window.squeezed.popleft()
+            window.candidates.popleft()
 
     def _match(self, window: _Window) -> None:
         """Match what begins in the first line of the window."""
         head = window.squeezed[0]
-        candidates = self._candidates(head)
+        candidates = window.candidates[0]
         if len(window.lines) > 1 and not window.lines[1].logged:
             # The next line may be the rest of this one: a pattern may begin here and find its literal there, or at the seam.
-            more = [one for one in self._candidates(window.squeezed[1]) if one not in candidates]
+            more = [one for one in window.candidates[1] if one not in candidates]
             candidates = candidates + more
             candidates = candidates + self._across(head, window.squeezed[1], candidates)
         if not candidates:
@@ -212,29 +224,38 @@ def _locate(
     window: _Window, begin: int, end: int, groups: dict[str, tuple[int, int]], phrases: tuple[str, ...]
 ) -> tuple[tuple[Line, ...], int, dict[str, str]]:
     """From positions in the squeezed text back to lines, a column and the groups as they were written."""
-    texts = [line.text for line in window.lines]
-    original = "\n".join(texts)
-    places = [index for index, character in enumerate(original) if not character.isspace()]
 
-    def at(position: int) -> int:
-        return places[min(position, len(places) - 1)]
+    def at(position: int) -> tuple[int, int]:
+        """Row and column of a squeezed position."""
+        for row, squeezed in enumerate(window.squeezed):
+            if position < len(squeezed):
+                columns = (column for column, character in enumerate(window.lines[row].text) if not character.isspace())
+                return row, next(islice(columns, position, None))
+            position -= len(squeezed)
+        return len(window.lines) - 1, len(window.lines[-1].text) - 1
 
-    opened = original.count("\n", 0, at(begin))
-    start = at(begin) - (original.rfind("\n", 0, at(begin)) + 1)
+    def written(first: int, last: int) -> tuple[int, str]:
+        """Row of the first character, and the text between two positions."""
+        (row, column), (end_row, end_column) = at(first), at(last - 1)
+        if row == end_row:
+            return row, window.lines[row].text[column : end_column + 1]
+        between = [window.lines[index].text for index in range(row + 1, end_row)]
+        return row, "\n".join((window.lines[row].text[column:], *between, window.lines[end_row].text[: end_column + 1]))
+
+    opened, start = at(begin)
     named = {}
     for name, (first, last) in groups.items():
-        value = original[at(first) : at(last - 1) + 1] if last > first else ""
-        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, original[: at(first)], window.lines)
+        row, value = written(first, last) if last > first else (0, "")
+        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, row, window.lines)
         if last == end and name not in phrases:
             # What was cut off the group is no part of the match either.
             end = first + len("".join(named[name].split()))
-    reached = original.count("\n", 0, at(max(begin, end - 1)))
+    reached = at(max(begin, end - 1))[0]
     return tuple(window.lines)[opened : reached + 1], start, named
 
 
-def _one_word(value: str, before: str, lines: Sequence[Line]) -> str:
+def _one_word(value: str, row: int, lines: Sequence[Line]) -> str:
     """A group up to its first blank; a line end does not count where the line was wrapped for want of width."""
-    row = before.count("\n")
     parts = value.split("\n")
     word = ""
     for part in parts:

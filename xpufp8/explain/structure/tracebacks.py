@@ -31,6 +31,8 @@ CHAINS = {
 }
 USER_CODE = "from user code"
 _MARKERS = re.compile(r"[\s^~]{1,400}$")
+PROCESSES = 500
+"""Processes whose tracebacks are read at the same time."""
 LIMIT = 300
 """Tracebacks kept of one log; those of the same shape count as one."""
 LONGEST_MESSAGE = 60
@@ -181,6 +183,11 @@ class TracebackReader:
             self._close(process)
         state = _Open(Traceback(process, line.number, line.level, last=line.number), source=line.source, logged=line.logged)
         self._open[process] = state
+        if len(self._open) > PROCESSES:
+            self._close(next(iter(self._open)))
+        if len(self._pending) > PROCESSES:
+            members, _ = self._pending.pop(next(iter(self._pending)))
+            self._keep(members)
         return state
 
     def _announce(self, process: str, relation: str) -> None:
