@@ -81,7 +81,7 @@ def row(name: str, variant: str, args: list[str], envelope: dict[str, Any]) -> l
     told = []
     for stage in facts["stages"]:
         if stage["status"] != "done" and not (stage["status"] == "skipped" and stage["name"] in {"logits", "vision"}):
-            told.append(f"{stage['name']}: {stage['status']} ({stage['reason'][:160]})")
+            told.append(f"{stage['name']}: {stage['status']} ({stage['reason'].replace(facts['model'], name)[:160]})")
         elif stage["passed_after_stand_in"]:
             told.append(f"{stage['name']}: done after a stand-in")
     reached = "end" if not told and stages.get("trace", {}).get("status") == "done" else "; ".join(told) or "not traced"
@@ -168,7 +168,7 @@ def main() -> int:
     options.logs.mkdir(parents=True, exist_ok=True)
     runs = json.loads((options.models / "runs.json").read_text())
     done: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    warm(options.device)
+    warmed = False
     rows: list[list[str]] = []
     envelopes: list[dict[str, Any]] = []
     for folder in sorted(path.parent for path in options.models.glob("*/config.json")):
@@ -179,6 +179,9 @@ def main() -> int:
             args = [*plan.get("args", []), *VARIANTS.get(variant, [])]
             key = f"{folder.name} {variant} {' '.join(args)}"
             if key not in done:
+                if not warmed:
+                    warm(options.device)
+                    warmed = True
                 done[key] = trace(folder, args, options.device, options.logs / f"{folder.name}-{variant}.log")
                 if options.json:
                     options.json.write_text(json.dumps(done, default=str))
