@@ -27,7 +27,7 @@ SMALL = {
     "linear_num_value_heads": 4, "linear_value_head_dim": 64, "full_attention_interval": 4, "decoder_sparse_step": 1,
     "mlp_only_layers": [2, 5], "torch_dtype": "bfloat16",
 }  # fmt: skip
-"""Thirteen small layers of four kinds: linear or full attention, experts or dense."""
+"""Thirteen small layers of three kinds: linear attention with experts or dense, full attention with experts."""
 
 
 def jobs(folder: Path) -> dict[str, dict[str, Any]]:
