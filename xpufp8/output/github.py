@@ -34,12 +34,12 @@ def render(report: Report) -> str:
 
 def _annotation(level: str, entry: wording.Entry, report: Report) -> str:
     finding = entry.finding
-    first = places(finding, report)[0]
+    first = next(iter(places(finding, report)), None)
     properties = {"title": f"{finding.code} {wording.title(finding)}"}
-    if first.kind == "config" and not first.path.startswith("/"):
+    if first and first.kind == "config" and not first.path.startswith("/"):
         properties = {"file": first.path} | ({"line": str(first.line)} if first.line else {}) | properties
-    words = [f"{wording.HEADINGS[entry.state]}." if level == "notice" else "", wording.standing(entry), finding.cause]
-    if first.kind == "command":
+    words = [f"{wording.HEADINGS[entry.state]}." if level == "notice" else "", wording.standing(entry.finding), finding.cause]
+    if first and first.kind == "command":
         words.append(f"On the command line: {command_text(report)}")
     words += [f"Seen {wording.seen(evidence)}" for evidence in finding.evidence[:3]]
     words += [f"Do: {wording.remedy(fix, finding)}" for fix in finding.fixes]

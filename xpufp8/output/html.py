@@ -101,7 +101,7 @@ def _entry(entry: wording.Entry) -> dict[str, Any]:
         "finding": finding,
         "mark": "unknown" if finding.status == "unknown" else finding.severity,
         "title": wording.title(finding),
-        "standing": wording.standing(entry),
+        "standing": wording.standing(entry.finding),
         "fixes": [wording.remedy(fix, finding) for fix in finding.fixes],
     }
 

@@ -65,7 +65,7 @@ def _finding(entry: wording.Entry) -> Any:
     from junitparser import Failure, Skipped
 
     finding = entry.finding
-    lines = [f"{finding.severity}: {finding.cause}", wording.standing(entry)]
+    lines = [f"{finding.severity}: {finding.cause}", wording.standing(entry.finding)]
     lines += [f"seen {wording.seen(evidence)}" for evidence in finding.evidence]
     lines += [f"do   {wording.remedy(fix, finding)}" for fix in finding.fixes]
     text = _xml("\n".join(line for line in lines if line))

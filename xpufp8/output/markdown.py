@@ -68,7 +68,7 @@ def _finding(entry: wording.Entry) -> str:
     mark = "unknown" if finding.status == "unknown" else finding.severity
     summary = f"<summary><b>{finding.code}</b> {mark}: {_html(wording.title(finding))}</summary>"
     lines = [f"<details{opened}>{summary}", "", escape(finding.cause), ""]
-    if said := wording.standing(entry):
+    if said := wording.standing(entry.finding):
         lines += [f"*{escape(said)}*", ""]
     if finding.affects:
         lines += [f"Hits: {', '.join(code(part) for part in finding.affects)}", ""]

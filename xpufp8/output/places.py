@@ -56,20 +56,23 @@ def config_path(report: Report) -> str | None:
 
 
 def places(finding: Finding, report: Report) -> list[Place]:
-    """Where the finding points, the cause first; at least one place, and none twice.
+    """Where the finding points, the cause first; none twice, and none at all where the evidence names no place.
 
     An option that is the finding's subject is its cause; then config.json and the command line where the evidence names them;
-    then files and lines of the serving stack. What has none of these is laid to the model, or to the command.
+    then files and lines of the serving stack.
     """
     found: list[Place] = []
     if finding.subject.startswith("-"):
         found.append(_command(finding, report))
     kinds = [_place(evidence, finding, report) for evidence in finding.evidence]
     found += sorted((p for p in kinds if p is not None), key=lambda place: place.kind == "file")
-    config = config_path(report)
-    if not found:
-        found.append(Place("config", config) if config else _command(finding, report))
     return list(dict.fromkeys(found))
+
+
+def question(report: Report) -> Place:
+    """Where to point when a format must point somewhere: at the model that was asked about, or else at the command."""
+    config = config_path(report)
+    return Place("config", config) if config else Place("command", COMMAND, 1)
 
 
 def _place(evidence: Evidence, finding: Finding, report: Report) -> Place | None:

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from xpufp8.output import wording
-from xpufp8.output.places import COMMAND, Place, command_text, places
+from xpufp8.output.places import COMMAND, Place, command_text, places, question
 from xpufp8.output.text import clean
 from xpufp8.report import Finding, ProbeReport, Report, Severity
 
@@ -94,9 +94,13 @@ def _rule(code: str, findings: list[Finding]) -> dict[str, Any]:
 
 def _result(entry: wording.Entry, report: Report, index: dict[str, int]) -> dict[str, Any]:
     finding = entry.finding
-    spots = places(finding, report)
+    spots = places(finding, report) or [question(report)]
     level = "note" if entry.state == "repaired" else LEVELS[finding.severity]
-    words = [finding.cause, wording.standing(entry), wording.HEADINGS[entry.state] + "." if entry.state == "repaired" else ""]
+    words = [
+        finding.cause,
+        wording.standing(entry.finding),
+        wording.HEADINGS[entry.state] + "." if entry.state == "repaired" else "",
+    ]
     words += [f"Seen {wording.seen(evidence)}" for evidence in finding.evidence]
     words += [f"Do: {wording.remedy(fix, finding)}" for fix in finding.fixes]
     result: dict[str, Any] = {
@@ -112,7 +116,7 @@ def _result(entry: wording.Entry, report: Report, index: dict[str, int]) -> dict
     if spots[1:]:
         result["relatedLocations"] = [_location(place, finding) | {"id": at} for at, place in enumerate(spots[1:], 1)]
     if finding.ignored is not None:
-        result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": wording.standing(entry)}]
+        result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": wording.standing(entry.finding)}]
     return result
 
 
@@ -152,7 +156,7 @@ def _invocation(report: Report, unknown: list[wording.Entry], index: dict[str, i
 
 def _unknown(entry: wording.Entry, index: dict[str, int]) -> dict[str, Any]:
     finding = entry.finding
-    words = [f"Could not be told: {wording.title(finding)}.", finding.cause, wording.standing(entry)]
+    words = [f"Could not be told: {wording.title(finding)}.", finding.cause, wording.standing(entry.finding)]
     words += [f"Seen {wording.seen(evidence)}" for evidence in finding.evidence]
     return {
         "level": LEVELS[finding.severity] if finding.ignored is None else "note",

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from xpufp8.output.text import plain
+from xpufp8.output.wording import headline, standing
 from xpufp8.report import Finding, Report
-from xpufp8.verdict import fixed, remaining
+from xpufp8.verdict import fixed
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 WIDTH = 80
@@ -36,17 +37,25 @@ def show(report: Report, console: Console) -> None:
 
 def view(report: Report) -> RenderableType:
     """The whole report."""
-    wrong = [f for f in report.findings if f.status == "fail" and not fixed(f)]
-    cured = [f for f in report.findings if f.status == "fail" and fixed(f)]
-    unknown = [f for f in report.findings if f.status == "unknown"]
+    counting = [f for f in report.findings if f.ignored is None]
+    wrong = [f for f in counting if f.status == "fail" and not fixed(f)]
+    cured = [f for f in counting if f.status == "fail" and fixed(f)]
+    unknown = [f for f in counting if f.status == "unknown"]
+    ignored = [f for f in report.findings if f.ignored is not None]
     parts: list[RenderableType] = [_head(report), _verdict(report), *_memory(report), Text()]
-    for title, findings in (("", wrong), ("Repaired by the plan", cured), ("Could not be told", unknown)):
+    for title, findings in (
+        ("", wrong),
+        ("Repaired by the plan", cured),
+        ("Could not be told", unknown),
+        ("Ignored", ignored),
+    ):
         if findings and title:
             parts.append(Text(title, style="bold underline"))
         parts += [_finding(f, report) for f in findings]
     parts += _peers(report)
     if report.plan.shell:
         parts.append(_plan(report))
+    parts += [plain(note, "yellow") for note in (report.outcome.notes if report.outcome else [])]
     parts.append(_probes(report))
     return Group(*parts)
 
@@ -91,20 +100,8 @@ def _head(report: Report) -> Text:
 
 
 def _verdict(report: Report) -> Text:
-    left = remaining(report.findings)
-    counts = [(n, name) for name in ("error", "warning") if (n := sum(f.severity == name for f in left))]
-    said = ", ".join(f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts)
-    model = "This model" if report.target.model else "FP8 serving"
-    words = {
-        "servable": ("green", f"{model} can be served here as asked"),
-        "servable-with-fixes": ("green", f"{model} can be served here with the plan below"),
-        "not-servable": ("bold red", f"{model} will not be served here"),
-        "unknown": ("bold yellow", "No verdict: a needed probe gave no answer"),
-    }
-    style, text = words[report.verdict]
-    if report.target.simulated:
-        text += " (on a simulated XPU)"
-    return plain(text + (f": {said}" if said else "") + ".", style)
+    styles = {"servable": "green", "servable-with-fixes": "green", "not-servable": "bold red", "unknown": "bold yellow"}
+    return plain(headline(report), styles[report.verdict])
 
 
 def _labelled(rows: Iterable[tuple[str, Text]]) -> Table:
@@ -124,6 +121,8 @@ def _finding(finding: Finding, report: Report) -> RenderableType:
     if finding.subject:
         title.append_text(Text.assemble(": ", plain(finding.subject, "bold")))
     rows: list[tuple[str, Text]] = [("why", plain(finding.cause))]
+    if said := standing(finding):
+        rows.append(("policy", plain(said)))
     if finding.affects:
         rows.append(("hits", plain("; ".join(finding.affects))))
     for at, evidence in enumerate(finding.evidence[:EVIDENCE_SHOWN]):
@@ -159,12 +158,17 @@ def _peers(report: Report) -> list[RenderableType]:
     facts = next((p.facts for p in report.probes if p.name == "peer_access" and p.status == "ok"), {})
     if len(facts.get("cards") or []) < 2:
         return []
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
     from probes.host_facts import PeerAccessFacts
     from xpufp8.output.topology import topology_table
 
-    return [Padding(topology_table(TypeAdapter(PeerAccessFacts).validate_python(facts)), (0, 0, 1, 0))]
+    try:
+        peers: PeerAccessFacts = TypeAdapter(PeerAccessFacts).validate_python(facts)
+    except ValidationError:
+        # A saved report of another version: what it says in other words is not drawn, and the rest is shown all the same.
+        return []
+    return [Padding(topology_table(peers), (0, 0, 1, 0))]
 
 
 def _probes(report: Report) -> Text:

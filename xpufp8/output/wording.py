@@ -89,11 +89,11 @@ def remedy(fix: Fix, finding: Finding) -> str:
     return clean(f"{tried}{HOW[fix.kind]}{fix.action}{cost}")
 
 
-def standing(entry: Entry) -> str:
+def standing(finding: Finding) -> str:
     """Why a finding does not count, or what its policy says of it; empty when there is nothing to say."""
-    ignored = entry.finding.ignored
+    ignored = finding.ignored
     if ignored is None:
-        return clean(entry.finding.note)
+        return clean(finding.note)
     until = f", until {ignored.until}" if ignored.until else ""
     return clean(f"ignored ({ignored.by}{until}): {ignored.reason}")
 
