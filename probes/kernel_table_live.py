@@ -19,9 +19,9 @@ from probes.schemes import BY_NAME, SCHEMES, Scheme
 
 DEFAULT_SHAPE = (4096, 4096)
 _PLATFORMS = {"xpu": {"XPU"}, "sim": {"XPU"}, "cpu": {"CPU"}, "cuda": {"CUDA", "ROCM"}}
-_KINDS = {"int8": ("int8", "scaled_mm")}
+KINDS = {"int8": ("int8", "scaled_mm")}
 """Until 0.14 one table, without a name of its own, answered for INT8; FP8 layers did not ask a table then."""
-_CONFIGS = {
+CONFIGS = {
     "fp8": ("FP8ScaledMMLinearLayerConfig",),
     "fp8_block": ("FP8ScaledMMLinearLayerConfig",),
     "wfp8a16": ("FP8ScaledMMLinearLayerConfig",),
@@ -60,7 +60,7 @@ def ask_vllm(context: Context, tables: list[TableFact], oracles: list[MoeOracleF
         load_general_plugins()
         for file in dict.fromkeys(table.file for table in tables):
             # If the tables cannot be imported, that is one fact, not one for every question.
-            importlib.import_module(_dotted(file))
+            importlib.import_module(dotted(file))
         with vllm_settings(context.vllm_args):
             for selection in _linear(context, tables):
                 live.selections.append(selection)
@@ -115,14 +115,19 @@ def option_value(vllm_args: list[str], option: str) -> str | None:
 
 
 def _linear(context: Context, tables: list[TableFact]) -> Iterator[SelectionFact]:
-    by_kind = {table.kind: table for table in reversed(tables)}
     for scheme in chosen_schemes(context):
-        table = next((by_kind[kind] for kind in _KINDS.get(scheme.table, (scheme.table,)) if kind in by_kind), None)
+        table = table_for(scheme, tables)
         if table is None:
             continue
         for dtype in _dtypes(scheme):
             for shape in _shapes(context):
                 yield _select(context, scheme, table, dtype, shape)
+
+
+def table_for(scheme: Scheme, tables: list[TableFact]) -> TableFact | None:
+    """The table that answers for a scheme in this vLLM, if it has one."""
+    by_kind = {table.kind: table for table in reversed(tables)}
+    return next((by_kind[kind] for kind in KINDS.get(scheme.table, (scheme.table,)) if kind in by_kind), None)
 
 
 def _shapes(context: Context) -> list[tuple[int, int]]:
@@ -147,10 +152,10 @@ def _select(context: Context, scheme: Scheme, table: TableFact, dtype: str, shap
     with Refusals(("is_supported", "can_implement")) as refusals:
         module: Any = None
         try:
-            module = importlib.import_module(_dotted(table.file))
-            row = _row(getattr(module, table.name))
+            module = importlib.import_module(dotted(table.file))
+            row = table_row(getattr(module, table.name))
             refusals.listen(row)
-            chosen = _choose(module, scheme, table, dtype, shape, row)
+            chosen = choose_kernel(module, scheme, table, dtype, shape, row)
             kernel = chosen.__name__ if isinstance(chosen, type) else type(chosen).__name__
             reasons = refusals.told() + _disabled(row, kernel, refusals.asked)
         except Exception as exc:  # noqa: BLE001 - every exception of a chooser is its answer
@@ -163,11 +168,12 @@ def _select(context: Context, scheme: Scheme, table: TableFact, dtype: str, shap
     )
 
 
-def _dotted(file: str) -> str:
+def dotted(file: str) -> str:
+    """Module name of a file of the package."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _row(table: Any) -> list[type]:
+def table_row(table: Any) -> list[type]:
     """The classes that a live table lists for this platform."""
     from vllm.platforms import current_platform
 
@@ -182,26 +188,29 @@ def _disabled(row: list[type], kernel: str, asked: set[str]) -> list[str]:
     return [f"{name}: disabled by VLLM_DISABLED_KERNELS" for name in before if name in disabled_kernels() and name not in asked]
 
 
-def _choose(module: Any, scheme: Scheme, table: TableFact, dtype: str, shape: tuple[int, int], row: list[type]) -> Any:
-    """Call the chooser of a table with what it asks for."""
-    scaled = "choose_scaled_mm_linear_kernel" if table.kind in _CONFIGS else f"init_{table.kind}_linear_kernel"
+def choose_kernel(
+    module: Any, scheme: Scheme, table: TableFact, dtype: str, shape: tuple[int, int], row: list[type], config: Any = None
+) -> Any:
+    """Call the chooser of a table with what it asks for; ``config`` is the layer's where the caller has made one."""
+    scaled = "choose_scaled_mm_linear_kernel" if table.kind in CONFIGS else f"init_{table.kind}_linear_kernel"
     name = _CHOOSERS.get(table.kind, scaled)
     chooser = getattr(module, name, None)
     if chooser is None:
         raise UnknownSignatureError(f"{module.__name__} of this vLLM has no {name}")
-    layer = _layer(scheme, dtype, shape)
+    layer = layer_arguments(scheme, dtype, shape)
     pool = {**layer, "possible_kernels": getattr(module, table.name), "quantization": _BACKEND_KEYS.get(table.kind, table.kind)}
-    configs = _CONFIGS.get(table.kind, ())
+    configs = CONFIGS.get(table.kind, ())
     if configs:
         config_class = next((found for config in configs if (found := getattr(module, config, None)) is not None), None)
         if config_class is None:
             raise UnknownSignatureError(f"{module.__name__} of this vLLM has no {' or '.join(configs)}")
-        return chooser(**fill(chooser, {**pool, "config": config_class(**fill(config_class, layer))}))
+        config = config if config is not None else config_class(**fill(config_class, layer))
+        return chooser(**fill(chooser, {**pool, "config": config}))
     with unbuilt(row):
         return chooser(**fill(chooser, pool))
 
 
-def _layer(scheme: Scheme, dtype: str, shape: tuple[int, int]) -> dict[str, Any]:
+def layer_arguments(scheme: Scheme, dtype: str, shape: tuple[int, int]) -> dict[str, Any]:
     """Everything that a config class or chooser of any release may ask about a layer, by its parameter names."""
     import torch
 

@@ -24,7 +24,9 @@ PROTOCOL = 1
 RESULT_VARIABLE = "XPUFP8_RESULT"
 
 PROBES: dict[str, str] = {
+    "compile": "probes.device_facts:CompileFacts",
     "devices": "probes.host_facts:DevicesFacts",
+    "dtype_agreement": "probes.device_facts:DtypeAgreementFacts",
     "environment": "probes.facts:EnvironmentFacts",
     "fake_tensor": "probes.facts:FakeTensorFacts",
     "host_ipc": "probes.host_facts:HostIpcFacts",
@@ -32,6 +34,7 @@ PROBES: dict[str, str] = {
     "kernel_table": "probes.facts:KernelTableFacts",
     "model_config": "probes.model_config_facts:ModelConfigFacts",
     "model_trace": "probes.model_facts:ModelTraceFacts",
+    "numerics": "probes.device_facts:NumericsFacts",
     "peer_access": "probes.host_facts:PeerAccessFacts",
     "vllm_options": "probes.vllm_options_facts:VllmOptionsFacts",
 }
