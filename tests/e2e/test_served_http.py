@@ -26,6 +26,9 @@ from conftest import (
 from offline import PROMPTS, TOKENS
 
 pytestmark = pytest.mark.e2e
+COMPILED_TOLERANCE = 0.5
+"""Four steps of bfloat16 at the size of the largest logits: the reference runs eager, and compiled code keeps float32 between fused
+operations where eager rounds. Compiled against compiled, both give the same bits."""
 SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 SMALL = ["--gpu-memory-utilization", "0.3", "--max-model-len", "128", "--max-num-seqs", "4", "--seed", "0"]
 
@@ -127,7 +130,7 @@ def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock
         got.append({"tokens": tokens, "logprobs": steps})
     log = server.log.read_text()
     server.stop()
-    found, steps_compared = disagreements(stock["block-reference"]["outputs"], got, LOGPROB_TOLERANCE)
+    found, steps_compared = disagreements(stock["block-reference"]["outputs"], got, COMPILED_TOLERANCE)
     assert not found
     assert steps_compared >= 24
     assert len(set(repairing(log).values())) >= 3, repairing(log)
