@@ -29,7 +29,9 @@ SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
 ORDER = ("environment", "model_config", "devices", "model_trace", "kernel_table", "fake_tensor", "vllm_options")
 """Quick ones first, so that progress shows something at once, then the longest; others follow in the order of PROBES."""
 
-NEED_MODEL = frozenset({"model_config", "model_trace"})
+DEVICE = ("dtype_agreement", "numerics", "compile")
+"""Probes that run real ops on the device: only for a model, and on a real device unless they are named."""
+NEED_MODEL = frozenset({"model_config", "model_trace", *DEVICE})
 
 OnDone = Callable[[ProbeReport], None]
 
@@ -65,6 +67,7 @@ def select(target: Target, request: Request) -> list[str]:
             raise UsageError(f"no probe is called {name!r}. Probes: {', '.join(known)}.")
     chosen = [n for n in known if n in request.only] if request.only else [n for n in known if n not in ON_REQUEST]
     applies = dict.fromkeys(NEED_MODEL, target.model is not None) | {"vllm_options": bool(target.vllm_args)}
+    applies |= dict.fromkeys(DEVICE, bool(request.only) or (target.model is not None and not target.simulated))
     return [n for n in chosen if n not in request.skip and applies.get(n, True)]
 
 
@@ -96,6 +99,7 @@ def scheme_options(target: Target) -> dict[str, Any]:
         "schemes": sorted({use.scheme for use in uses if use.scheme != "unquantized"}),
         "moe": moe_layer(target.model) if any(use.moe for use in uses) else False,
         "shapes": layer_shapes(target.model),
+        "dtype": target.model.dtype,
     }
 
 
