@@ -246,12 +246,23 @@ def _locate(
     named = {}
     for name, (first, last) in groups.items():
         row, value = written(first, last) if last > first else (0, "")
-        named[name] = " ".join(value.split()) if name in phrases else _one_word(value, row, window.lines)
-        if last == end and name not in phrases:
+        named[name] = _phrase(value, row, window.lines) if name in phrases else _one_word(value, row, window.lines)
+        if last == end:
             # What was cut off the group is no part of the match either.
             end = first + len("".join(named[name].split()))
     reached = at(max(begin, end - 1))[0]
     return tuple(window.lines)[opened : reached + 1], start, named
+
+
+def _phrase(value: str, row: int, lines: Sequence[Line]) -> str:
+    """A group of several words, up to the end of its line or of the lines that it was wrapped over."""
+    parts = value.split("\n")
+    words = parts[0].split()
+    for offset, part in enumerate(parts[1:]):
+        if not _wrapped(lines[row + offset], lines[row + offset + 1]):
+            break
+        words += part.split()
+    return " ".join(words)
 
 
 def _one_word(value: str, row: int, lines: Sequence[Line]) -> str:

@@ -182,6 +182,14 @@ _PAGES = (
         "Another backend or release; `--enforce-eager` where Inductor chose the tiles.",
     ),
     Page(
+        "CMP909", "Inductor cannot generate code",
+        "The stage of torch.compile that writes kernels failed.",
+        "Tracing worked. The message says what Inductor met; a stale cache of another release has the same end.",
+        "torch.compile cannot be used for this model here.",
+        "`torch._inductor.exc.InductorError: …`",
+        "`--enforce-eager`; caches deleted; another torch release.",
+    ),
+    Page(
         "MDL902", "A weight of the checkpoint fits no parameter",
         "The checkpoint holds a tensor that the built model has no place for, or of another shape.",
         "Quantized and unquantized parts, names or shards are seen differently by checkpoint and loader.",
