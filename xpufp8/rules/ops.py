@@ -210,11 +210,12 @@ def reached_without_fake(self: Rule, case: Case) -> Iterator[Finding]:
 
 def _met_by_the_trace(self: Rule, fact: StandInFact, mode: Mode) -> Finding:
     """A finding about an op that only the traced model brought in: a model's module registers it, or its fake refuses the call."""
-    message = first_words(root(fact.error).message) if fact.error is not None else fact.detail
-    seen = Evidence(probe="model_trace", mode=mode, observed=message, where=fact.subject)
+    errors = [fact.error, root(fact.error)] if fact.error is not None else []
+    messages = list(dict.fromkeys(first_words(error.message) for error in errors)) or [fact.detail]
+    seen = [Evidence(probe="model_trace", mode=mode, observed=message, where=fact.subject) for message in messages]
     cause = f"torch.compile stops at {fact.subject}, which has no fake. The trace went on with an inferred one."
     fixes = [Fix(kind="runtime", action=f"fake:{fact.subject}")] if _plain(fact.subject) in repairable() else []
-    return self.finding(fact.subject, cause, [seen], fixes=[*fixes, EAGER], affects=fact.layers)
+    return self.finding(fact.subject, cause, seen, fixes=[*fixes, EAGER], affects=fact.layers)
 
 
 def _reason(op: OpFact) -> str:
