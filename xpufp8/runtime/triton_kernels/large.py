@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xpufp8.runtime.triton_kernels.widening import advance, block_pointer, describe, dot, grouped, widen
+from xpufp8.runtime.triton_kernels.widening import advance, block_at, describe, dot, grouped, widen
 
 
 @triton.jit
@@ -147,11 +147,11 @@ def w8a16_large(x_ptr, f_ptr, w_ptr, s_ptr, b_ptr, o_ptr, M, N, K, stride_xm, st
     s_at = s_ptr + pid_n * BN // GN * stride_sn
     acc = tl.zeros((BM, BN), tl.float32)
     if COLUMNS == "block":
-        x_block = block_pointer(x_ptr, (M, K), (stride_xm, 1), (pid_m * BM, 0), (BM, BK), (1, 0))
-        w_block = block_pointer(w_ptr, (K, N), (stride_w, 1), (0, pid_n * BN), (BK, BN), (1, 0))
+        x_block = block_at(x_ptr, M, K, stride_xm, pid_m * BM, 0, BM, BK)
+        w_block = block_at(w_ptr, K, N, stride_w, 0, pid_n * BN, BK, BN)
     elif COLUMNS == "descriptor":
-        x_view = describe(x_ptr, [M, K], [stride_xm, 1], [BM, BK])
-        w_view = describe(w_ptr, [K, N], [stride_w, 1], [BK, BN])
+        x_view = describe(x_ptr, M, K, stride_xm, BM, BK)
+        w_view = describe(w_ptr, K, N, stride_w, BK, BN)
     for tk in range(tl.cdiv(K, BK)):
         if COLUMNS == "descriptor":
             x = x_view.load([pid_m * BM, tk * BK])
@@ -159,8 +159,8 @@ def w8a16_large(x_ptr, f_ptr, w_ptr, s_ptr, b_ptr, o_ptr, M, N, K, stride_xm, st
         elif COLUMNS == "block":
             x = tl.load(x_block, boundary_check=(0, 1), padding_option="zero")
             w = tl.load(w_block, boundary_check=(0, 1), padding_option="zero")
-            x_block = advance(x_block, (0, BK))
-            w_block = advance(w_block, (BK, 0))
+            x_block = advance(x_block, 0, BK)
+            w_block = advance(w_block, BK, 0)
             wide = widen(w, HOW)
         else:
             x = _operand(x_ptr, rm, M, tk * BK + rk, K, stride_xm, False, EVEN_K)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xpufp8.runtime.triton_kernels.widening import advance, block_pointer, describe, dot, fit_rows, widen
+from xpufp8.runtime.triton_kernels.widening import advance, block_at, describe, dot, fit_rows, widen
 
 
 @triton.jit
@@ -31,11 +31,11 @@ def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_s
     DEEP: tl.constexpr = BLOCK and BK > GK
     WIDE: tl.constexpr = BLOCK and (BN > GN or GN % BN != 0)
     if COLUMNS == "block":
-        x_block = block_pointer(x_ptr, (M, K), (stride_xm, 1), (0, k0 * BK), (BM, BK), (1, 0))
-        w_block = block_pointer(w_ptr, (K, N), (stride_w, 1), (k0 * BK, n0), (BK, BN), (1, 0))
+        x_block = block_at(x_ptr, M, K, stride_xm, 0, k0 * BK, BM, BK)
+        w_block = block_at(w_ptr, K, N, stride_w, k0 * BK, n0, BK, BN)
     elif COLUMNS == "descriptor":
-        x_view = describe(x_ptr, [M, K], [stride_xm, 1], [BM, BK])
-        w_view = describe(w_ptr, [K, N], [stride_w, 1], [BK, BN])
+        x_view = describe(x_ptr, M, K, stride_xm, BM, BK)
+        w_view = describe(w_ptr, K, N, stride_w, BK, BN)
     else:
         x_at = x_ptr + rm[:, None] * stride_xm + rk[None, :]
         if EVEN_N:
@@ -63,8 +63,8 @@ def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_s
                 w = tl.load(w_block)
             else:
                 w = tl.load(w_block, boundary_check=(0, 1), padding_option="zero")
-            x_block = advance(x_block, (0, BK))
-            w_block = advance(w_block, (BK, 0))
+            x_block = advance(x_block, 0, BK)
+            w_block = advance(w_block, BK, 0)
         elif EVEN_K:
             x = tl.load(x_at + tk * BK, mask=(rm < M)[:, None], other=0.0)
             w = tl.load(w_at + tk * BK, eviction_policy="evict_first")

@@ -77,8 +77,7 @@ def small(backend: str, bucket_rows: int, how: str) -> list[Tile]:
         return [Tile(max(16, bucket_rows), 32, 64, 1, 1, how, stream=bucket_rows == 16)]
     if backend == "xpu":
         rows = max(8, bucket_rows)
-        return [Tile(rows, 64, 64, 4, 2, how), Tile(rows, 64, 128, 4, 3, how), Tile(rows, 128, 64, 8, 2, how),
-                Tile(rows, 128, 64, 8, 2, how, stream=True)]  # fmt: skip
+        return [Tile(rows, 64, 128, 4, 3, how), Tile(rows, 128, 64, 8, 2, how), Tile(rows, 128, 64, 8, 2, how, stream=True)]
     if bucket_rows == 8:
         return [
             Tile(8, 128, 256, 4, 3, how, swap=True),

@@ -12,11 +12,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Releases have one way to describe blocks of memory or the other or both, and a compiler looks up every name of a function, in
-# branches that are not taken too.
-describe = getattr(tl, "make_tensor_descriptor", None)
-block_pointer = getattr(tl, "make_block_ptr", None)
-advance = getattr(tl, "advance", None)
+# Releases have one way to describe blocks of memory or the other or both. A compiler looks up every name in a function, also in
+# branches that are not taken, so what this release lacks is None here rather than a missing attribute there.
+describe = None
+if hasattr(tl, "make_tensor_descriptor"):
+
+    @triton.jit
+    def describe(ptr, R, C, stride, BR: tl.constexpr, BC: tl.constexpr):
+        """Rows of memory ``[R, C]`` that are loaded ``[BR, BC]`` at a time; what lies outside reads as zero."""
+        return tl.make_tensor_descriptor(ptr, [R, C], [stride, 1], [BR, BC])
+
+
+block_at = advance = None
+if hasattr(tl, "make_block_ptr") and hasattr(tl, "advance"):
+
+    @triton.jit
+    def block_at(ptr, R, C, stride, r, c, BR: tl.constexpr, BC: tl.constexpr):
+        """The block ``[BR, BC]`` at row ``r`` and column ``c`` of memory ``[R, C]``."""
+        return tl.make_block_ptr(ptr, (R, C), (stride, 1), (r, c), (BR, BC), (1, 0))
+
+    @triton.jit
+    def advance(block, r, c):
+        """The block ``r`` rows and ``c`` columns on."""
+        return tl.advance(block, (r, c))
 
 
 @triton.jit
