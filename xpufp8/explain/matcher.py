@@ -38,12 +38,12 @@ KEPT = 40
 _TYPE = r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{1,80}"
 _NAMED = r"(?:Error|Exception|Unsupported|Interrupt|Failure|OutOfResources|Exit)"
 _HEAD = re.compile(
-    rf"[\s>*#•·\-\"'`|(\[+]{{0,12}}(?:{_TYPE}{_NAMED}:|Value error,|Assertion failed,|what\(\):|terminate called|oneCCL:|Error:"
+    rf"[\s>*#•·\-\"'`|(\[+:\d\]]{{0,12}}(?:{_TYPE}{_NAMED}:|Value error,|Assertion failed,|what\(\):|terminate called|oneCCL:|Error:"
     r"|Fatal Python error:"
     r"|[\w./-]{0,60}:? ?(?:fatal )?error:)"
 )
 """A line that is an error message from its first word on."""
-_LEADS = re.compile(rf"[\s>*#•·\-\"'`|(\[+:]{{0,12}}(?:{_TYPE}:\s{{0,3}}|The\s{{1,3}})?[\"'`]{{0,2}}$")
+_LEADS = re.compile(rf"[\s>*#•·\-\"'`|(\[+:\d\]]{{0,12}}(?:{_TYPE}:\s{{0,3}}|The\s{{1,3}})?[\"'`]{{0,2}}$")
 """What may stand before a message that is still the head of its line."""
 _QUOTED = re.compile(rf"(?:{_TYPE}{_NAMED}:\s{{0,3}}|with error\s{{0,3}}|[Ee]rror(?: message)?:\s{{0,3}})[\"'`]{{0,2}}$")
 """What stands before an error message that somebody quotes in full."""
