@@ -21,7 +21,7 @@ def render(report: Report) -> str:
     if report.plan.shell:
         said = wording.VALIDATED[report.plan.validated]
         parts += [f"**Command** ({said})", "", fence(report.plan.shell, "sh"), ""]
-        parts += [f"* {', '.join(reason.codes)}: {escape(reason.sentence)}" for reason in report.plan.because]
+        parts += [f"* {escape(', '.join(reason.codes))}: {escape(reason.sentence)}" for reason in report.plan.because]
         parts += [f"* first: {escape(action)}" for action in report.plan.host_actions]
         parts.append("")
     findings = [(entry.state, _finding(entry)) for entry in wording.entries(report)]
@@ -36,10 +36,14 @@ def render(report: Report) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
+ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
 def escape(text: str) -> str:
-    """Text that markdown shows as it is, on one line."""
+    """Text that markdown shows as it is, on one line. ``@`` and ``#`` stand in code: anywhere else they call people and link issues."""
     line = " ".join(clean(text).split())
-    return SPECIAL.sub(lambda m: {"@": "&#64;", "<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(m[1], "\\" + m[1]), line)
+    line = SPECIAL.sub(lambda m: f"`{m[1]}`" if m[1] in "@#" else ENTITIES.get(m[1], "\\" + m[1]), line)
+    return re.sub(r"^([-+=]|\d+(?=[.)]))", lambda m: "\\" + m[1] if m[1] in "-+=" else m[1] + "\\", line)
 
 
 def code(text: str) -> str:
@@ -66,7 +70,7 @@ def _finding(entry: wording.Entry) -> str:
     finding = entry.finding
     opened = " open" if entry.state == "failing" else ""
     mark = "unknown" if finding.status == "unknown" else finding.severity
-    summary = f"<summary><b>{finding.code}</b> {mark}: {_html(wording.title(finding))}</summary>"
+    summary = f"<summary><b>{_html(clean(finding.code))}</b> {mark}: {_html(wording.title(finding))}</summary>"
     lines = [f"<details{opened}>{summary}", "", escape(finding.cause), ""]
     if said := wording.standing(entry.finding):
         lines += [f"*{escape(said)}*", ""]
@@ -80,11 +84,13 @@ def _finding(entry: wording.Entry) -> str:
 
 def _html(text: str) -> str:
     """Text inside a raw HTML line: markdown is not read there, and mentions must not be either."""
-    return re.sub(r"[&<>@#`]", lambda m: f"&#{ord(m[0])};", " ".join(text.split()))
+    line = " ".join(text.split())
+    return re.sub(r"[&<>@#`]", lambda m: f"<code>{m[0]}</code>" if m[0] in "@#" else f"&#{ord(m[0])};", line)
 
 
 def _probes(report: Report) -> str:
-    words = [f"{p.name} {p.seconds:.1f} s" if p.status == "ok" else f"{p.name} **{p.status}**" for p in report.probes]
+    names = [(_html(clean(probe.name)), probe) for probe in report.probes]
+    words = [f"{name} {p.seconds:.1f} s" if p.status == "ok" else f"{name} **{p.status}**" for name, p in names]
     return f"<sub>probes: {' · '.join(words)}</sub>" if words else ""
 
 
