@@ -37,7 +37,7 @@ _SURE = {
     "reported": "This reading was reported by users; it need not be the only one.",
     "inferred": "This reading is inferred from the line and its surroundings, not confirmed.",
 }
-FRAMES = 8
+FRAMES = 6
 """Frames of an unknown failure that the report shows."""
 
 
@@ -137,7 +137,7 @@ def _unknown_cause(chain: Chain | None) -> str:
 
 
 def _root_evidence(chain: Chain) -> list[Evidence]:
-    """The rebuilt root traceback, innermost frames, then its exception."""
+    """The root's exception, and the innermost frames of its rebuilt traceback."""
     root = chain.root
     frames = list(zip(root.frames, root.frame_lines, strict=True))
     shown = [
@@ -148,7 +148,7 @@ def _root_evidence(chain: Chain) -> list[Evidence]:
         for frame, number in frames[-FRAMES:]
     ]
     if root.complete:
-        shown.append(_evidence(root.line, quote(_exception_line(root))))
+        shown.insert(0, _evidence(root.line, quote(_exception_line(root))))
     return shown
 
 
