@@ -153,6 +153,7 @@ def doctor(
     facts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Judge facts that xpufp8 collect saved, probing nothing.")
     ] = None,
+    launch: Annotated[bool, typer.Option("--launch", help="Also start the plan once with dummy weights, and ask it.")] = False,
     list_probes: Annotated[bool, typer.Option("--list-probes", help="Name the probes and stop.")] = False,
 ) -> None:
     """Say whether MODEL will serve here, what is in the way, and what to do.
@@ -188,6 +189,8 @@ def doctor(
             on_done=progress.done,
         )
         report = work.diagnose_target(target, request)
+        if launch:
+            report = work.launch_plan(target, request, report)
     finish(judgement.apply(report), format_, output)
 
 
@@ -392,6 +395,30 @@ def render(
 
     judgement = prepare(policy, baseline, fail_on_value(fail_on))
     finish(judgement.apply(read_report(report, "REPORT")), format_, output)
+
+
+@app.command(epilog="Exit codes: 0 right · 1 wrong · 2 wrong usage · 3 the server gave no answers to judge.")
+def verify(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A running server, such as http://127.0.0.1:8000.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="URL|FILE", help="A server of the same checkpoint that is right, or what --save wrote of one."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this server's answers, to judge another by.")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Of the server.", envvar="VLLM_API_KEY")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of lines.")] = False,
+    output: Output = None,
+) -> None:
+    """Ask a running server and judge its answers: the same again and in a batch, finite, not flat, not one token for ever.
+
+    With --reference: the same tokens, and nearly the same probabilities, as a server that is known to be right.
+    """
+    from xpufp8.output.text import clean
+    from xpufp8.verify import verify as work
+
+    found = work(url, reference=reference, save=save, key=api_key)
+    write(found.model_dump_json(indent=2) + "\n" if as_json else clean(found.text()), output)
+    raise typer.Exit(found.exit_code())
 
 
 @app.command()

@@ -245,6 +245,20 @@ def diagnose_target(target: Target, request: Request) -> Report:
     return conclude(target, reports, request, live=True)
 
 
+def launch_plan(target: Target, request: Request, report: Report) -> Report:
+    """The report after its plan was started once with dummy weights and asked (``doctor --launch``).
+
+    Raises:
+        UsageError: there is no model, or the device is simulated: nothing can be started.
+    """
+    from xpufp8.validate import validate_by_launch
+
+    if target.model is None or target.simulated:
+        raise UsageError("--launch starts the plan, which needs a MODEL and a real device.")
+    startable = report.verdict in ("servable", "servable-with-fixes")
+    return validate_by_launch(target, request, report) if startable else report
+
+
 def conclude(target: Target, reports: Sequence[ProbeReport], request: Request, *, live: bool) -> Report:
     """From probe reports to the report. ``live`` allows probing again with repairs; facts from elsewhere cannot be."""
     from xpufp8.planner import make_plan

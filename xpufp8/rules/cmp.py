@@ -48,8 +48,7 @@ def _evidence(facts: CompileFacts, subject: CompileSubjectFact, stage: CompileSt
         (f"{subject.name}{kernel}: {stage.stage} fails: {stage.last_line or said(stage.error)}", place(stage.error)),
         (f"{subject.name}: {passed} passed [{where(facts.run)}]", ""),
     ]
-    for one in subject.avoided:
-        lines.append((f"tried {one.setting}: {'passes' if one.observation == 'pass' else one.detail}", ""))
+    lines += [(f"tried {one.setting}: {'passes' if one.observation == 'pass' else one.detail}", "") for one in subject.avoided]
     return [Evidence(probe=PROBE, mode=facts.run.mode, observed=text, where=at) for text, at in lines]
 
 
