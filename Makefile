@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -q
 TINY := build/tiny-block-fp8
 
-.PHONY: help setup demo test lint unit host sim e2e releases clean
+.PHONY: help setup demo test lint unit host sim e2e releases models bench clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -61,6 +61,16 @@ releases: $(READY) ## real wheels of several releases: vLLM's tables, kernel sch
 	$(BIN)/python -m zipfile -e build/wheels/vllm_xpu_kernels-0.1.16.2-*.whl build/kernels
 	$(BIN)/python -m zipfile -e build/wheels/torchvision-0.28.0-*.whl build/torchvision
 	XPUFP8_RELEASES=build/releases XPUFP8_KERNELS=build/kernels XPUFP8_TORCHVISION=build/torchvision $(PYTEST) -m "releases"
+
+models: $(READY) ## trace every model of tests/data/models again and write docs/models.md and docs/missing-fakes.md (20 minutes)
+	rm -f build/models.json build/models.ops.json && mkdir -p build
+	$(BIN)/python scripts/model_table.py --json build/models.json --out docs/models.md
+	$(BIN)/python scripts/missing_fakes.py --ops build/models.ops.json --out docs/missing-fakes.md
+
+bench: $(READY) ## ratios, never timed tests: tracing, explain, static tables, the cached start
+	$(BIN)/python benchmarks/model_trace.py
+	$(BIN)/python benchmarks/kernel_table_static.py
+	$(BIN)/python benchmarks/serve_start.py $(TINY)
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
