@@ -44,13 +44,13 @@ lint: $(READY) ## ruff, types, spelling, import contracts
 SLOW := sim or e2e or releases or ipex or gpu or intel_triton or host or browser
 
 unit: $(READY) ## tests that need no torch and no hardware
-	$(PYTEST) -n 2 -m "not ($(SLOW))"
+	$(PYTEST) -n 2 --dist loadfile -m "not ($(SLOW))"
 
 host: $(READY) ## real system calls of this host
 	$(PYTEST) -m "host"
 
 sim: $(READY) ## real vLLM code on the CPU and on the simulated XPU
-	$(PYTEST) -n 2 -m "sim"
+	$(PYTEST) -n 2 --dist loadfile -m "sim"
 
 e2e: $(READY) ## real vLLM servers on the CPU
 	$(PYTEST) -m "e2e"
@@ -67,9 +67,9 @@ models: $(READY) ## trace every model of tests/data/models again and write docs/
 	$(BIN)/python scripts/model_table.py --json build/models.json --out docs/models.md
 	$(BIN)/python scripts/missing_fakes.py --ops build/models.ops.json --out docs/missing-fakes.md
 
-bench: $(READY) ## ratios, never timed tests: tracing, explain, static tables, the cached start
+bench: $(READY) $(TINY)/config.json ## ratios, never timed tests: tracing, explain, the cached start
 	$(BIN)/python benchmarks/model_trace.py
-	$(BIN)/python benchmarks/kernel_table_static.py
+	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/serve_start.py $(TINY)
 
 clean: ## remove what was built
