@@ -31,7 +31,7 @@ def gemm_runs() -> str:
     one = torch.ones(3)
     try:
         x, w = torch.randn(4, 64).to(E4M3), torch.randn(16, 64).to(E4M3)
-        torch.ops.torch_ipex.fp8_linear(x, one, 0, 1, w, one, 1, 1, torch.zeros(16, dtype=torch.bfloat16), torch.empty(4, 16))
+        torch.ops.torch_ipex.fp8_linear(x, one, 0, 24, w, one, 1, 24, torch.zeros(16, dtype=torch.bfloat16), torch.empty(4, 16))
     except RuntimeError as error:
         return str(error)
     return ""
@@ -69,9 +69,9 @@ def samples() -> dict[str, list[tuple[Any, ...]]]:
     x, one, history = torch.randn(6, 64), torch.ones(3), torch.zeros(3)
     f8, scores = x.to(E4M3), torch.randn(6, 8)
     casts = [
-        (data, one, history.clone(), one.clone(), 0, kind) for kind in (0, 1) for data in (x, x.bfloat16(), x[:, :32], x.t())
+        (data, one, history.clone(), one.clone(), 0, kind) for kind in (23, 24) for data in (x, x.bfloat16(), x[:, :32], x.t())
     ]
-    back = [(f8, one, 0, 1, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    back = [(f8, one, 0, 24, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     groups = [(x, scores, 2, True, 4, 2, torch.zeros(8), torch.tensor(1.0))]
     return {
         "torch_ipex::cast_to_fp8": casts,
@@ -95,7 +95,7 @@ def main() -> None:
     said = fakes.apply_all()
     after = {f"{backend} {dtype}": compiled(dtype, backend) for backend in backends for dtype in (torch.float32, torch.bfloat16)}
     checked = verify.opcheck(
-        "torch_ipex::cast_from_fp8", (torch.zeros(2, 4).to(E4M3), torch.ones(1), 0, 1, torch.float32), ["test_faketensor"]
+        "torch_ipex::cast_from_fp8", (torch.zeros(2, 4).to(E4M3), torch.ones(1), 0, 24, torch.float32), ["test_faketensor"]
     )
     answer = {
         "version": ipex.__version__, "gemm": why, "before": before, "after": after, "said": said, "opcheck": checked,

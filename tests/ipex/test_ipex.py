@@ -58,12 +58,10 @@ def test_fp8_modules_compile_after_and_equal_eager(answer: Any) -> None:
 
 
 def test_fakes_agree_with_the_library(answer: Any) -> None:
+    assert len(answer["compared"]) == 6
     for op, (outcome, calls, differences) in answer["compared"].items():
-        assert outcome != "differs", (op, differences)
-        assert calls or differences, op
-    # What the others need of the processor (AVX-512) is not everywhere; these run on any.
-    for op in ("torch_ipex::cast_to_fp8", "torch_ipex::cast_from_fp8"):
-        assert answer["compared"][op][0] == "agrees", answer["compared"][op]
+        assert (outcome, differences) == ("agrees", []), (op, differences)
+        assert calls > 0
     assert set(answer["opcheck"].values()) == {"SUCCESS"}
 
 

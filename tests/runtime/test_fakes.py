@@ -259,7 +259,7 @@ def sample_arguments() -> dict[str, dict[str, Any]]:
         "A_scales": x(6, 2), "total_padded_rows": 16, "input": x(6, 64), "otype": torch.bfloat16, "weight": x(32, 64),
         "dst": x(6, 64, dtype=torch.bfloat16), "hidden_states": x(6, 64), "a": x(6, 64),
     }  # fmt: skip
-    special: dict[str, dict[str, Any]] = {"torch_ipex::cast_to_fp8": {"otype": 1}, "torch_ipex::fp8_linear": {"out": None},
+    special: dict[str, dict[str, Any]] = {"torch_ipex::cast_to_fp8": {"otype": 24}, "torch_ipex::fp8_linear": {"out": None},
                "_xpu_C::fp8_bmm": {"A": x(6, 7, 64).to(e), "B": x(6, 64, 32).to(e)}}  # fmt: skip
     return {f"{row.op}:{len(row.arguments)}": {name: {**everything, **special.get(row.op, {})}.get(name) for name in row.arguments}
             for row in fakes.table()}  # fmt: skip

@@ -28,8 +28,9 @@ def _w8a16(args: Arguments) -> torch.Tensor:
 def _cast_to_fp8(args: Arguments) -> torch.Tensor:
     import torch
 
-    # Float8Format of the library: 0 is e5m2, 1 is e4m3.
-    return torch.empty_like(args["input"], dtype=torch.float8_e4m3fn if args["otype"] == 1 else torch.float8_e5m2)
+    # Float8Format of the library is c10::ScalarType, whose numbers never change (fp8_utils.h).
+    formats = {23: torch.float8_e5m2, 24: torch.float8_e4m3fn}
+    return torch.empty_like(args["input"], dtype=formats[args["otype"]])
 
 
 def _cast_from_fp8(args: Arguments) -> torch.Tensor:
