@@ -108,6 +108,12 @@ def _subjects(made: Bench, dtype: str) -> list[CompileSubjectFact]:
     return failed or [whole]
 
 
+def layer_module(made: Bench, dtype: str) -> Any:
+    """The parts of one layer as one module for ``[M, 384]``, or None where there is no selected kernel."""
+    parts = _parts(made, dtype)
+    return _chain([module for _, module, _ in parts]) if any(kernel for _, _, kernel in parts) else None
+
+
 def _run(made: Bench, attempt: Attempt, name: str) -> CompileSubjectFact:
     ops, stages = take(attempt, made.device)
     avoided = avoid(attempt, made.device, stages) if any(stage.observation == "fail" for stage in stages) else []

@@ -36,6 +36,7 @@ PROBES: dict[str, str] = {
     "model_trace": "probes.model_facts:ModelTraceFacts",
     "numerics": "probes.device_facts:NumericsFacts",
     "peer_access": "probes.host_facts:PeerAccessFacts",
+    "speed": "probes.device_facts:SpeedFacts",
     "vllm_options": "probes.vllm_options_facts:VllmOptionsFacts",
 }
 """Probe (module of this package with an ``observe(context) -> facts`` function) to its facts class, ``module:Class``."""

@@ -29,7 +29,7 @@ SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
 ORDER = ("environment", "model_config", "devices", "model_trace", "kernel_table", "fake_tensor", "vllm_options")
 """Quick ones first, so that progress shows something at once, then the longest; others follow in the order of PROBES."""
 
-DEVICE = ("dtype_agreement", "numerics", "compile")
+DEVICE = ("dtype_agreement", "numerics", "compile", "speed")
 """Probes that run real ops on the device: only for a model, and on a real device unless they are named."""
 NEED_MODEL = frozenset({"model_config", "model_trace", *DEVICE})
 

@@ -19,13 +19,15 @@ from xpufp8.rules import (
     p2p,
     p2p_collectives,
     p2p_host,
+    prf,
     probe,
 )
 from xpufp8.rules.base import AREAS, Case, Rule
 
 ALL: tuple[Rule, ...] = (
     *cfg.RULES, *cmp.RULES, *dev.RULES, *dev_cards.RULES, *dty.RULES, *env.RULES, *krn.RULES, *log_stack.RULES,
-    *log_unrelated.RULES, *mdl.RULES, *mem.RULES, *num.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES, *probe.RULES,
+    *log_unrelated.RULES, *mdl.RULES, *mem.RULES, *num.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES,
+    *prf.RULES, *probe.RULES,
 )  # fmt: skip
 BY_CODE: dict[str, Rule] = {one.code: one for one in ALL}
 
