@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -q
 TINY := build/tiny-block-fp8
 
-.PHONY: help setup demo test lint unit host sim e2e releases models bench clean
+.PHONY: help setup demo test lint unit host sim e2e releases ipex models bench clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ releases: $(READY) ## real wheels of several releases: vLLM's tables, kernel sch
 	$(BIN)/python -m zipfile -e build/wheels/vllm_xpu_kernels-0.1.16.2-*.whl build/kernels
 	$(BIN)/python -m zipfile -e build/wheels/torchvision-0.28.0-*.whl build/torchvision
 	XPUFP8_RELEASES=build/releases XPUFP8_KERNELS=build/kernels XPUFP8_TORCHVISION=build/torchvision $(PYTEST) -m "releases"
+
+ipex: $(READY) ## IPEX 2.8.0 and torch 2.8.0 in an environment of their own (7 GB): the real ops on the CPU
+	PYTHON=$(PYTHON) sh scripts/ipex_environment.sh .venv-ipex
+	XPUFP8_IPEX_PYTHON=$(CURDIR)/.venv-ipex/bin/python $(PYTEST) tests/ipex -m "ipex"
 
 models: $(READY) ## trace every model of tests/data/models again and write docs/models.md and docs/missing-fakes.md (20 minutes)
 	rm -f build/models.json build/models.ops.json && mkdir -p build

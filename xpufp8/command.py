@@ -22,6 +22,8 @@ from xpufp8.target import Target
 
 APPLY_VARIABLE = "XPUFP8_APPLY"
 METADATA = "metadata:vllm"
+PLUGIN = "xpufp8"
+"""Name of our entry point in ``vllm.general_plugins``."""
 CLI_MODULE = "vllm.entrypoints.cli.main"
 
 
@@ -105,6 +107,10 @@ def environment_for(target: Target, items: Items, environment: EnvironmentFacts 
     env = items.variables
     path: list[str] = []
     if items.apply:
+        # vLLM loads only the plugins that this variable names, where it is set.
+        named = os.environ.get("VLLM_PLUGINS")
+        if named is not None and PLUGIN not in named.split(","):
+            env["VLLM_PLUGINS"] = ",".join([*filter(None, named.split(",")), PLUGIN])
         env[APPLY_VARIABLE] = ",".join(items.apply)
         if not plugin_installed(target):
             path.append(str(stage()))

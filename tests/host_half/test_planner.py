@@ -157,3 +157,15 @@ def test_only_probes_that_can_see_a_fix_are_asked_again(action: str, kind: str, 
 
 def test_a_variable_that_may_reach_any_library_asks_everything_again() -> None:
     assert seen_by(Fix(kind="env", action="LD_LIBRARY_PATH=/opt/intel"), []) is None
+
+
+def test_a_list_of_plugins_that_leaves_ours_out_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpufp8.command import environment_for
+
+    target = Target("python", "cpu")
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert environment_for(target, Items(("kernel:fp8_block",)), None)["VLLM_PLUGINS"] == "other,xpufp8"
+    monkeypatch.setenv("VLLM_PLUGINS", "xpufp8,other")
+    assert "VLLM_PLUGINS" not in environment_for(target, Items(("kernel:fp8_block",)), None)
+    monkeypatch.delenv("VLLM_PLUGINS")
+    assert "VLLM_PLUGINS" not in environment_for(target, Items(("kernel:fp8_block",)), None)
