@@ -55,9 +55,19 @@ def entries(report: Report) -> list[Entry]:
     return sorted((Entry(f, state(f)) for f in report.findings), key=lambda entry: order.index(entry.state))
 
 
+LOG_ONLY = {
+    "servable": "No failure found in this log",
+    "not-servable": "The log says why it failed",
+    "unknown": "The log shows a failure whose cause is unknown",
+}
+"""Of a report whose only source is a log (``xpufp8 explain``): nothing was probed, so nothing is said of what would serve."""
+
+
 def headline(report: Report) -> str:
     """The verdict in one sentence."""
-    if report.verdict == "unknown":
+    if [p.name for p in report.probes] == ["log"] and report.verdict in LOG_ONLY:
+        text = LOG_ONLY[report.verdict]
+    elif report.verdict == "unknown":
         text = "No verdict: a needed probe gave no answer"
     else:
         text = f"{'This model' if report.target.model else 'FP8 serving'} {STANDINGS[report.verdict]}"
