@@ -79,12 +79,19 @@ def _came_through(error: BaseException, files: tuple[str, ...]) -> bool:
 
 def custom_ops(graph: Any) -> list[str]:
     """Custom ops of a graph module, by name."""
+    import torch
+
     found = []
     for node in graph.graph.nodes:
         target = node.target
-        namespace = getattr(target, "namespace", None)
-        if node.op == "call_function" and namespace not in (None, "aten", "prims"):
-            found.append(f"{namespace}::{target._schema.name.split('::')[-1]}")
+        if isinstance(target, torch._ops.OpOverload):
+            name = target._schema.name
+        elif isinstance(target, torch._ops.OpOverloadPacket):
+            name = target._qualified_op_name
+        else:
+            continue
+        if name.partition("::")[0] not in {"aten", "prims"}:
+            found.append(name)
     return list(dict.fromkeys(found))
 
 
@@ -101,7 +108,7 @@ def take(attempt: Attempt, device: Any) -> tuple[list[str], list[CompileStageFac
         "codegen": lambda: inductor(attempt, device),
         "capture": lambda: capture(attempt, device),
     }
-    if _graph_class(device) is None:
+    if graph_class(device) is None:
         del steps["capture"]
     done: list[CompileStageFact] = []
     for name, step in steps.items():
@@ -192,7 +199,7 @@ def inductor(attempt: Attempt, device: Any, options: dict[str, Any] | None = Non
         raise _StageError("run", ValueError(message))
 
 
-def _graph_class(device: Any) -> Any:
+def graph_class(device: Any) -> Any:
     """The device's class for captured graphs, or None."""
     import torch
 
@@ -213,7 +220,7 @@ def capture(attempt: Attempt, device: Any) -> None:
     compiled = torch.compile(attempt.module, fullgraph=True)
     wanted = compiled(attempt.x)
     synchronize(device)
-    graph = _graph_class(device)()
+    graph = graph_class(device)()
     with module.graph(graph):
         out = compiled(attempt.x)
     graph.replay()

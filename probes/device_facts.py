@@ -289,8 +289,9 @@ class TimingFact:
     """The same product with weights in the activation dtype, by torch's own matmul."""
     bytes: int
     """Weights, scales, activations and outputs: what a call must move."""
-    compiled_seconds: float | None = None
-    """The same under torch.compile, where it was tried."""
+    timed: str = "calls"
+    """``graph``: replays of captured calls, without the host's time of launching. ``calls``: calls from Python; on a device that
+    is faster than the host launches, that is the host's time."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ rate of plain matrix products. Both are measured here, on the same device in the
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ ROWS = (1, 8, 32, 2048)
 SLOWEST = 1.5
 """Seconds. A number of rows that is expected to take longer is left out and noted: 2048 rows take minutes on some CPUs."""
 REPEATS = 5
+CAPTURED = 20
+"""Calls in one graph, so that launching it weighs little."""
 ENOUGH = 0.2
 """Seconds after which a call is not repeated any more."""
 
@@ -67,6 +70,27 @@ def best_of(call: Callable[[], Any], device: Any, repeats: int = REPEATS) -> flo
     return best
 
 
+def seconds_of(call: Callable[[], Any], device: Any) -> tuple[float, str]:
+    """Seconds a call and how it was timed: by a captured graph of calls where the device has that, else call by call."""
+    import torch
+
+    from probes.compile_stages import graph_class
+
+    maker = graph_class(device)
+    if maker is None:
+        return best_of(call, device), "calls"
+    try:
+        call()
+        synchronize(device)
+        graph = maker()
+        with getattr(torch, device.type).graph(graph):
+            for _ in range(CAPTURED):
+                call()
+        return best_of(graph.replay, device) / CAPTURED, "graph"
+    except Exception:  # noqa: BLE001 - a kernel that cannot be captured is timed as it can be
+        return best_of(call, device), "calls"
+
+
 def bandwidth(made: Bench) -> float:
     """Bytes a second of a large copy, each counted as it is read and as it is written."""
     import torch
@@ -74,7 +98,7 @@ def bandwidth(made: Bench) -> float:
     size = 2**26 if made.device.type == "cpu" else 2**30
     source = torch.zeros(size, dtype=torch.uint8, device=made.device)
     goal = torch.empty_like(source)
-    return 2 * size / best_of(lambda: goal.copy_(source), made.device)
+    return 2 * size / seconds_of(lambda: goal.copy_(source), made.device)[0]
 
 
 def matmul_rate(made: Bench, dtype: str) -> float:
@@ -83,7 +107,7 @@ def matmul_rate(made: Bench, dtype: str) -> float:
 
     size = 256 if made.device.type == "cpu" else 8192
     a = torch.ones(size, size, dtype=getattr(torch, dtype), device=made.device)
-    return 2 * size**3 / best_of(lambda: a @ a, made.device)
+    return 2 * size**3 / seconds_of(lambda: a @ a, made.device)[0]
 
 
 def time_layer(made: Bench, built: Built, dtype: str, notes: list[str]) -> list[TimingFact]:
@@ -102,15 +126,15 @@ def time_layer(made: Bench, built: Built, dtype: str, notes: list[str]) -> list[
             continue
         x = activations(rows, operands.k, kind).to(made.device)
         try:
-            seconds = best_of(lambda x=x: call(x, None), made.device)  # type: ignore[misc]  # a default binds the loop's x
-            usual = best_of(lambda x=x: torch.nn.functional.linear(x, plain), made.device)  # type: ignore[misc]  # as above
+            seconds, timed = seconds_of(functools.partial(call, x, None), made.device)
+            usual, _ = seconds_of(functools.partial(torch.nn.functional.linear, x, plain), made.device)
         except Exception as exc:  # noqa: BLE001 - the numerics probe names a kernel that raises
             notes.append(f"{built.kernel} raised with {rows} rows: {type(exc).__name__}")
             break
         width = x.element_size()
         moved = operands.n * operands.k + 4 * operands.scale.numel() + width * rows * (operands.n + operands.k)
         shape = [rows, operands.n, operands.k]
-        found.append(TimingFact(operands.scheme.name, built.kernel, built.selected.layer, shape, seconds, usual, moved))
+        found.append(TimingFact(operands.scheme.name, built.kernel, built.selected.layer, shape, seconds, usual, moved, timed))
         following = ROWS[ROWS.index(rows) + 1] if rows != ROWS[-1] else rows
         expected = max(seconds, usual) * following / rows if rows > 1 else 0.0
     return found

@@ -15,6 +15,8 @@ SHARE = 0.3
 """A kernel that moves its operands at less than that part of the copy bandwidth wastes most of the device."""
 SMALLEST_BYTES = 2**23
 """Calls that move less are bound by the time of a launch, which says nothing of the kernel."""
+LAUNCHES = 2e-3
+"""Seconds beyond which a call is more than the Python and launches around it."""
 SLOWER = 1.2
 """A quantized kernel that takes that many times as long as 16-bit weights brings no speed."""
 GAIN = 1.05
@@ -30,6 +32,12 @@ def _slowest(case: Case, worse: float, ratio: dict[int, float], timings: list[Ti
         if kept is None or ratio[at] > ratio[timings.index(kept)]:
             by_kernel[one.scheme, one.kernel] = one
     yield from by_kernel.values()
+
+
+def _tells(case: Case, one: TimingFact) -> bool:
+    """Whether a timing is the kernel's: not that of launching a small call, nor of a host that launches slower than a device runs."""
+    own = one.timed == "graph" or case.platform == "CPU" or one.seconds >= LAUNCHES
+    return own and one.bytes >= SMALLEST_BYTES
 
 
 def _rates(facts: SpeedFacts) -> list[Evidence]:
@@ -92,7 +100,7 @@ def slower(self: Rule, case: Case) -> Iterator[Finding]:
     facts = case.get(PROBE, SpeedFacts)
     if facts is None:
         return
-    ratio = {i: t.seconds / t.plain_seconds for i, t in enumerate(facts.timings) if t.plain_seconds and t.bytes >= SMALLEST_BYTES}
+    ratio = {i: t.seconds / t.plain_seconds for i, t in enumerate(facts.timings) if t.plain_seconds and _tells(case, t)}
     for one in _slowest(case, SLOWER, ratio, facts.timings):
         times = f"{1e3 * one.seconds:.3f} ms, with {facts.model_dtype} weights {1e3 * one.plain_seconds:.3f} ms"
         text = f"{one.kernel} {shape_text(one.shape)}: {times} [{where(facts.run)}]"
