@@ -146,3 +146,13 @@ def test_pages_have_their_headings(rule: Rule) -> None:
         "How it looks",
         "How it is fixed",
     ]
+
+
+def test_a_build_without_the_quantization_op_is_offered_the_repair() -> None:
+    from xpufp8.rules.mdl import _repairs
+
+    said = "_C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s)"
+    stage = StageFact("process", "failed", error=ErrorFact("builtins.RuntimeError", said))
+    assert [fix.action for fix in _repairs("MDL002", stage)] == ["quant:fp8"]
+    other = StageFact("process", "failed", error=ErrorFact("builtins.AssertionError", "N must be a multiple of 16"))
+    assert _repairs("MDL002", other) == []

@@ -4,12 +4,14 @@ words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from probes.facts import ErrorFact, Frame, Mode
 from probes.model_facts import ModelTraceFacts, StageFact, StandInFact
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
+from xpufp8.runtime.catalogue import known_repairs
 
 PROBE = "model_trace"
 
@@ -156,7 +158,15 @@ def cannot_process(self: Rule, case: Case) -> Iterator[Finding]:
     facts = case.get(PROBE, ModelTraceFacts)
     if facts is not None:
         for stage in _failed(facts, "process"):
-            yield _stage_finding(self, facts, stage)
+            found = _stage_finding(self, facts, stage)
+            yield found.model_copy(update={"fixes": [*_repairs(self.code, stage), *found.fixes]})
+
+
+def _repairs(code: str, stage: StageFact) -> list[Fix]:
+    """Repairs of the runtime half that remove a finding of this code, by what the exception names."""
+    said = f"{stage.reason} {stage.error.message if stage.error else ''}"
+    known = [r for r in known_repairs() if code in r.codes and "<" not in r.name]
+    return [Fix(kind="runtime", action=r.name, cost=r.cost) for r in known if re.fullmatch(r.subject, said, re.DOTALL)]
 
 
 @rule("MDL003", "The model's forward pass breaks", "error", needs=(PROBE,))
