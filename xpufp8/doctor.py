@@ -241,8 +241,15 @@ def diagnose_target(target: Target, request: Request) -> Report:
         UsageError: a probe name that is none, or a model type that nothing knows.
     """
     names = select(target, request)
-    reports = observe(target, names, request, launch_for(target, request))
-    return conclude(target, reports, request, live=True)
+    # A probe that is named runs as it is; else the device is asked once, about what the plan would run.
+    late = [] if request.only else [n for n in names if n in DEVICE]
+    reports = observe(target, [n for n in names if n not in late], request, launch_for(target, request))
+    report = conclude(target, reports, request, live=True)
+    if not late or not request.replan:
+        return report
+    from xpufp8.device_checks import check_on_device
+
+    return redact_report(check_on_device(target, request, late, reports, report), target.typed)
 
 
 def launch_plan(target: Target, request: Request, report: Report) -> Report:
