@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -11,7 +12,7 @@ import typer
 
 from xpufp8 import __version__
 from xpufp8.errors import UsageError
-from xpufp8.exits import INTERRUPTED, USAGE, FailOn
+from xpufp8.exits import INTERRUPTED, NO_VERDICT, USAGE, FailOn
 from xpufp8.output import Format
 
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -456,6 +457,12 @@ def main() -> NoReturn:
         # The reader of our pipe has gone (| head); what it read is complete, and Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception as error:
+        if os.environ.get("XPUFP8_TRACEBACK"):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        code = _say(f"a fault of xpufp8 itself: {said}. Please report it with XPUFP8_TRACEBACK=1 set.", NO_VERDICT)
     sys.exit(code or 0)
 
 

@@ -180,11 +180,12 @@ def from_config(source: str, folder: str, config: dict[str, Any], vllm_args: Seq
     """The spec of an already parsed config.json."""
     from xpufp8.quantization import understand
 
+    listed = config.get("architectures")
     spec = ModelSpec(
         source=source,
         folder=folder,
         config=config,
-        architectures=tuple(a for a in config.get("architectures") or [] if isinstance(a, str)),
+        architectures=tuple(a for a in listed if isinstance(a, str)) if isinstance(listed, list) else (),
         model_type=str(config.get("model_type") or ""),
     )
     asked = (options.value(vllm_args, "--dtype", "auto") or "auto").lower()

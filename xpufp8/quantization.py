@@ -87,7 +87,7 @@ def _fp8(config: Config) -> Reading:
     static = config.get("activation_scheme") == "static"
     if config.get("weight_block_size"):
         size = config["weight_block_size"]
-        return ["fp8-block"], [] if list(size) == [128, 128] else [f"weight_block_size is {list(size)}, not [128, 128]"]
+        return ["fp8-block"], [] if size == [128, 128] else [f"weight_block_size is {size}, not [128, 128]"]
     return ["fp8-tensor-static" if static else "fp8-tensor-dynamic"], []
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xpufp8.errors import UsageError
-from xpufp8.model import load
+from xpufp8.model import from_config, load
 
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 
@@ -162,3 +164,51 @@ def test_wrong_input_is_one_clear_line(tmp_path: Path, make: Any, says: str) -> 
     with pytest.raises(UsageError, match=says) as caught:
         load(str(make(tmp_path)))
     assert "\n" not in str(caught.value)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+NAMES = st.sampled_from(
+    [
+        "quant_method",
+        "weight_block_size",
+        "activation_scheme",
+        "config_groups",
+        "weights",
+        "input_activations",
+        "num_bits",
+        "type",
+        "strategy",
+        "group_size",
+        "quant_algo",
+        "quantization",
+        "global_quant_config",
+        "dtype",
+        "qscheme",
+        "weight",
+        "input_tensors",
+        "ignore",
+        "g",
+    ]
+)
+METHODS = st.sampled_from(["fp8", "compressed-tensors", "modelopt", "quark", "mxfp4", "awq", "", "x"])
+JSON = st.recursive(
+    SCALARS | METHODS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5), max_leaves=12
+)
+
+
+KNOWN_METHOD = st.fixed_dictionaries(
+    {"quant_method": METHODS}, optional=dict.fromkeys(["config_groups", "global_quant_config"], JSON)
+)
+
+
+@given(quantization=JSON | KNOWN_METHOD, experts=JSON, dtype=JSON, text=JSON, architectures=JSON)
+def test_no_config_breaks_the_reading(quantization: Any, experts: Any, dtype: Any, text: Any, architectures: Any) -> None:
+    config = {
+        "model_type": "llama",
+        "quantization_config": quantization,
+        "num_experts": experts,
+        "dtype": dtype,
+        "text_config": text,
+    }
+    spec = from_config("M", "/m", config | {"architectures": architectures})
+    assert isinstance(spec.uses, tuple)
