@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -q
 TINY := build/tiny-block-fp8
 
-.PHONY: help setup demo test lint unit host sim e2e releases ipex models bench clean
+.PHONY: help setup demo test lint unit host sim e2e releases ipex models bench docs browser clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -75,6 +75,13 @@ bench: $(READY) $(TINY)/config.json ## ratios, never timed tests: tracing, expla
 	$(BIN)/python benchmarks/model_trace.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/serve_start.py $(TINY)
+
+browser: $(READY) ## the HTML report in headless Chromium (Debian packages chromium and chromium-driver)
+	$(PYTEST) -m "browser"
+
+docs: $(READY) ## pages of all rules, the JSON Schema, and the site in build/site
+	$(BIN)/python scripts/build_docs.py
+	$(BIN)/zensical build -f mkdocs.yml --strict --clean
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

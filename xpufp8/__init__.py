@@ -14,7 +14,7 @@ __all__ = ["Report", "__version__", "diagnose"]
 
 def __getattr__(name: str) -> Any:
     if name == "diagnose":
-        from xpufp8.doctor import diagnose
+        from xpufp8.api import diagnose
 
         return diagnose
     if name == "Report":

@@ -21,7 +21,13 @@ class Judgement:
     baseline: tuple[str, Report] | None = None
 
     def apply(self, report: Report) -> Report:
-        """The report with its exit code (``outcome``) and with what does not count marked as such."""
+        """The report with its exit code (``outcome``) and with what does not count marked as such.
+
+        A saved report that was judged keeps its judgement when nothing here says otherwise, so that showing it again somewhere
+        else ends as the diagnosis did.
+        """
+        if report.outcome is not None and self == Judgement():
+            return report
         today = datetime.now(timezone.utc).date()
         return judge(report, self.loaded, fail_on=self.fail_on, baseline=self.baseline, today=today)
 

@@ -154,7 +154,7 @@ def judge(
     Args:
         report: A report; what an earlier policy said in it is forgotten.
         loaded: The policy, or None.
-        fail_on: ``--fail-on`` where it was typed; it wins over the policy's.
+        fail_on: ``--fail-on`` where it was typed; it wins over the policy's, and that over what the report was judged by.
         baseline: Name and content of the earlier report, or None.
         today: The day on which ignores are held against their expiry.
     """
@@ -178,7 +178,7 @@ def judge(
             notes.append(
                 f"The ignore of {entry.describe()} met nothing ({reason}); it can be removed if it was meant for this target."
             )
-    threshold = fail_on or policy.fail_on or "error"
+    threshold = fail_on or policy.fail_on or (report.outcome.fail_on if report.outcome else "error")
     bare = report.model_copy(update={"findings": findings, "outcome": None})
     outcome = Outcome(
         exit_code=exit_code(bare, threshold),

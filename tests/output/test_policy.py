@@ -201,3 +201,17 @@ def test_judging_again_forgets_what_was_judged_before(severities: list[str], fai
     ignored = ignoring(once, {"code": "KRN*"}, fail_on=fail_on)
     assert code(ignored) == 0
     assert judge(ignored, None, fail_on=fail_on, baseline=None, today=TODAY) == once  # type: ignore[arg-type]  # sampled
+
+
+def test_a_saved_judgement_is_kept_where_no_policy_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report of a CI job, downloaded and shown elsewhere, ends as the job did."""
+    judged = ignoring(small(verdict="not-servable", findings=[finding(), finding("warning", subject="w")]), {"code": "KRN001"})
+    assert code(judged) == 0
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, renderer(Format.JSON)(judged), "r.json")
+    status, out, _ = run(capsys, monkeypatch, "render", "r.json", "--format", "json")
+    assert status == 0
+    assert Report.model_validate_json(out) == judged
+    assert run(capsys, monkeypatch, "render", "r.json", "--fail-on", "error")[0] == 1, "typed: judged anew, without the policy"
