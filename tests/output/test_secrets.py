@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ENVIRONMENT = "Sp3cial&va<l>ue%41words"
+ENVIRONMENT = "Sp3cial&va<l>%41words"
 OPTION = "opt10n-0nly-known-to-me-77"
 URL = "b4sic-auth-in-a-url-88"
 LOGGED = "hf_LOGGEDlogged1234567890abcd"
