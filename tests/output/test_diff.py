@@ -223,6 +223,20 @@ def test_facts_of_a_later_version_are_judged_alike(
     assert run(capsys, monkeypatch, "diff", DATA / "sim-llama.facts.json", "later.json")[0] == 0
 
 
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_report_of_a_later_version_is_judged_again_from_its_facts(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = json.loads((DATA / f"{name}.json").read_bytes())
+    (tmp_path / "later.json").write_text(json.dumps(later(data)))
+    old = run(capsys, monkeypatch, "doctor", "--facts", DATA / f"{name}.json", "--format", "json")
+    new = run(capsys, monkeypatch, "doctor", "--facts", "later.json", "--format", "json")
+    assert old[0] == new[0] != 2
+    for key in ("verdict", "findings", "plan"):
+        assert json.loads(old[1])[key] == json.loads(new[1])[key]
+
+
 def earlier(value: Any, optional: set[str]) -> Any:
     """The value without fields that have a default."""
     if isinstance(value, dict):

@@ -235,3 +235,22 @@ def test_exit_code_of_a_report_says_the_same_as_its_json(
         (tmp_path / "r.json").write_text(renderer(Format.JSON)(report))
         code, out, _ = run(capsys, monkeypatch, "render", "r.json", "--format", "json", "--fail-on", "warning")
         assert json.loads(out)["outcome"]["exit_code"] == code == exit_code(report, "warning"), name
+
+
+LOGS = {
+    "cause": 'Traceback (most recent call last):\n  File "/x/vllm/a.py", line 1, in f\n    x\nKeyError: <PlatformEnum.XPU: 4>\n',
+    "unknown": 'Traceback (most recent call last):\n  File "/x/b.py", line 1, in f\n    x\nZorkError: nobody has seen this\n',
+    "nothing": "INFO: Application startup complete.\n",
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_explain_ends_alike_in_every_format_and_junit_agrees(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(LOGS[name])
+    ends = {chosen: run(capsys, monkeypatch, "explain", log, "--format", chosen.value) for chosen in FORMATS}
+    codes = {code for code, _, _ in ends.values()}
+    assert len(codes) == 1
+    assert ("<failure" in ends[Format.JUNIT][1] or "<error" in ends[Format.JUNIT][1]) is (codes != {0})
