@@ -106,13 +106,26 @@ def bring_up() -> None:
 def properties(architecture: str) -> dict[str, Any]:
     """What torch would report for a device of an architecture; the compiler asks no driver."""
     return {
-        "architecture": ARCHITECTURES[architecture], "driver_version": "1.6", "gpu_eu_count": 160, "gpu_subslice_count": 20,
-        "has_atomic64": True, "has_bfloat16_conversions": True, "has_fp16": True, "has_fp64": True,
-        "has_subgroup_2d_block_io": architecture in BLOCK_LOADS, "has_subgroup_matrix_multiply_accumulate": True,
-        "has_subgroup_matrix_multiply_accumulate_tensor_float32": architecture in BLOCK_LOADS, "max_compute_units": 160,
-        "max_num_sub_groups": 64, "max_work_group_size": 1024, "name": architecture, "platform_name": "Level-Zero",
-        "sub_group_sizes": [8, 16, 32] if architecture == "acm_g10" else [16, 32], "vendor": "Intel", "version": "20.1.0",
-    }  # fmt: skip
+        "architecture": ARCHITECTURES[architecture],
+        "driver_version": "1.6",
+        "gpu_eu_count": 160,
+        "gpu_subslice_count": 20,
+        "has_atomic64": True,
+        "has_bfloat16_conversions": True,
+        "has_fp16": True,
+        "has_fp64": True,
+        "has_subgroup_2d_block_io": architecture in BLOCK_LOADS,
+        "has_subgroup_matrix_multiply_accumulate": True,
+        "has_subgroup_matrix_multiply_accumulate_tensor_float32": architecture in BLOCK_LOADS,
+        "max_compute_units": 160,
+        "max_num_sub_groups": 64,
+        "max_work_group_size": 1024,
+        "name": architecture,
+        "platform_name": "Level-Zero",
+        "sub_group_sizes": [8, 16, 32] if architecture == "acm_g10" else [16, 32],
+        "vendor": "Intel",
+        "version": "20.1.0",
+    }
 
 
 def compile_one(job: Job, architecture: str) -> Compiled:
@@ -161,13 +174,28 @@ def read(result: Compiled, asm: Any) -> Compiled:
 
 def _spec(n: int, k: int, tile: Any, columns: str, scale: str, how: str) -> dict[str, Any]:
     block = scale == "block"
-    return {"BN": tile.n, "BK": tile.k, "SCALE": scale, "GN": 128 if block else 1, "GK": 128 if block else 1, "HOW": how,
-            "COLUMNS": columns, "BIAS": True, "EVEN_N": n % tile.n == 0, "EVEN_K": k % tile.k == 0, "PLAIN": False}  # fmt: skip
+    return {
+        "BN": tile.n,
+        "BK": tile.k,
+        "SCALE": scale,
+        "GN": 128 if block else 1,
+        "GK": 128 if block else 1,
+        "HOW": how,
+        "COLUMNS": columns,
+        "BIAS": True,
+        "EVEN_N": n % tile.n == 0,
+        "EVEN_K": k % tile.k == 0,
+        "PLAIN": False,
+    }
 
 
 SCALES = ("block", "channel", "tensor")
-DTYPES = (("bf16", "bfloat16", "fp8e4nv", "float8_e4m3fn"), ("fp16", "float16", "fp8e4nv", "float8_e4m3fn"),
-          ("bf16", "bfloat16", "fp8e5", "float8_e5m2"), ("fp16", "float16", "fp8e5", "float8_e5m2"))  # fmt: skip
+DTYPES = (
+    ("bf16", "bfloat16", "fp8e4nv", "float8_e4m3fn"),
+    ("fp16", "float16", "fp8e4nv", "float8_e4m3fn"),
+    ("bf16", "bfloat16", "fp8e5", "float8_e5m2"),
+    ("fp16", "float16", "fp8e5", "float8_e5m2"),
+)
 
 
 def our_jobs(*, thorough: bool) -> Iterator[Job]:
@@ -186,10 +214,35 @@ def our_jobs(*, thorough: bool) -> Iterator[Job]:
         hows = {how for careful in (False, True) for how in space.ways("xpu", activation, weight, careful=careful)}
         usual = space.ways("xpu", activation, weight, careful=False)[0]
         first = (short, fp8) == ("bf16", "fp8e4nv")
-        pointers = {"x_ptr": f"*{short}", "w_ptr": f"*{fp8}", "s_ptr": "*fp32", "b_ptr": f"*{short}", "o_ptr": f"*{short}",
-                    "part_ptr": "*fp32", "count_ptr": "*i32", "share_ptr": "*fp32", "order_ptr": "*i32", "owner_ptr": "*i32"}  # fmt: skip
-        numbers = dict.fromkeys(("M", "N", "K", "slots", "top_k", "split", "stride_xm", "stride_w", "stride_we", "stride_sn",
-                                 "stride_s0", "stride_s1"), "i32")  # fmt: skip
+        pointers = {
+            "x_ptr": f"*{short}",
+            "w_ptr": f"*{fp8}",
+            "s_ptr": "*fp32",
+            "b_ptr": f"*{short}",
+            "o_ptr": f"*{short}",
+            "part_ptr": "*fp32",
+            "count_ptr": "*i32",
+            "share_ptr": "*fp32",
+            "order_ptr": "*i32",
+            "owner_ptr": "*i32",
+        }
+        numbers = dict.fromkeys(
+            (
+                "M",
+                "N",
+                "K",
+                "slots",
+                "top_k",
+                "split",
+                "stride_xm",
+                "stride_w",
+                "stride_we",
+                "stride_sn",
+                "stride_s0",
+                "stride_s1",
+            ),
+            "i32",
+        )
         signature = {**pointers, **numbers}
         even = ("x_ptr", "w_ptr", "s_ptr", "b_ptr", "o_ptr", "N", "K", "stride_xm", "stride_w")
         ragged = even[:5]
@@ -218,8 +271,17 @@ def our_jobs(*, thorough: bool) -> Iterator[Job]:
                         "STREAM": tile.stream,
                     }
                     text = f"{tile.m}x{tile.n}x{tile.k}, {tile.warps} warps{', stream' if tile.stream else ''}; {said}"
-                    yield Job("xpufp8", "w8a16_small", w8a16_small, signature, constants, tile.warps, tile.stages,
-                              (*aligned, "part_ptr", "count_ptr"), text)  # fmt: skip
+                    yield Job(
+                        "xpufp8",
+                        "w8a16_small",
+                        w8a16_small,
+                        signature,
+                        constants,
+                        tile.warps,
+                        tile.stages,
+                        (*aligned, "part_ptr", "count_ptr"),
+                        text,
+                    )
             for tile in space.large("xpu", how):
                 constants = {**_spec(n, k, tile, columns, scale, how), "BM": tile.m, "GROUP": tile.group, "f_ptr": None}
                 text = f"{tile.m}x{tile.n}x{tile.k}, {tile.warps} warps; {said}"
@@ -235,11 +297,29 @@ def our_jobs(*, thorough: bool) -> Iterator[Job]:
                     yield Job("xpufp8", "w8a16_grouped", w8a16_grouped, signature, constants, tile.warps, tile.stages, at, text)
         if first:
             constants = {"BN": 64, "BK": 128, "SCALE": "block", "GN": 128, "GK": 128}
-            yield Job("xpufp8", "widen_weight", widen_weight, signature, constants, 4, 2, ("w_ptr", "s_ptr", "o_ptr", "N", "K", "stride_w"),
-                      "64x128, 4 warps; bf16 from fp8e4nv, block scale")  # fmt: skip
+            yield Job(
+                "xpufp8",
+                "widen_weight",
+                widen_weight,
+                signature,
+                constants,
+                4,
+                2,
+                ("w_ptr", "s_ptr", "o_ptr", "N", "K", "stride_w"),
+                "64x128, 4 warps; bf16 from fp8e4nv, block scale",
+            )
             constants = {"LIMIT": 16384.0, "POWER": True, "B": 4096}
-            yield Job("xpufp8", "fit_activations", fit_activations, {**signature, "q_ptr": "*fp16", "f_ptr": "*fp32"}, constants, 8, 2,
-                      ("x_ptr", "q_ptr", "K", "stride_xm"), "rows of 4096, 8 warps; bf16 to fp16")  # fmt: skip
+            yield Job(
+                "xpufp8",
+                "fit_activations",
+                fit_activations,
+                {**signature, "q_ptr": "*fp16", "f_ptr": "*fp32"},
+                constants,
+                8,
+                2,
+                ("x_ptr", "q_ptr", "K", "stride_xm"),
+                "rows of 4096, 8 warps; bf16 to fp16",
+            )
 
 
 VLLM_BLOCK_TILES = ((64, 128, 128, 4), (16, 64, 128, 4), (32, 64, 128, 4), (128, 128, 128, 8), (64, 64, 128, 4))
@@ -259,8 +339,15 @@ def vllm_jobs(release: str, folder: Path) -> Iterator[Job]:
             pointers = {"A": "*fp8e4nv", "B": "*fp8e4nv", "C": "*bf16", "As": "*fp32", "Bs": "*fp32"}
             numbers = {a: "i32" for a in arguments if a not in pointers and not a.startswith(("BLOCK", "GROUP"))}
             for m, n, k, warps in VLLM_BLOCK_TILES:
-                constants = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 32,
-                             "stride_ak": 1, "stride_bk": 1, "stride_cn": 1}  # fmt: skip
+                constants = {
+                    "BLOCK_SIZE_M": m,
+                    "BLOCK_SIZE_N": n,
+                    "BLOCK_SIZE_K": k,
+                    "GROUP_SIZE_M": 32,
+                    "stride_ak": 1,
+                    "stride_bk": 1,
+                    "stride_cn": 1,
+                }
                 at = ("A", "B", "C", "As", "Bs", "N", "K", "stride_am", "stride_bn", "stride_cm")
                 yield Job(release, name, kernel, {**pointers, **numbers}, constants, warps, 2, at, f"{m}x{n}x{k}, {warps} warps")
         elif name == "scaled_mm_kernel":
@@ -274,8 +361,19 @@ def vllm_jobs(release: str, folder: Path) -> Iterator[Job]:
             }
             numbers = {a: "i32" for a in arguments if a not in pointers}
             for m, n, k, warps in VLLM_SCALED_TILES:
-                constants = {"ACCUMULATOR_DTYPE": tl.float32, "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "BLOCK_SIZE_SCALE_A": m,
-                             "BLOCK_SIZE_SCALE_B": n, "stride_ak": 1, "stride_bk": 1, "stride_cn": 1, "USE_TD": False, "B_T": False}  # fmt: skip
+                constants = {
+                    "ACCUMULATOR_DTYPE": tl.float32,
+                    "BLOCK_SIZE_M": m,
+                    "BLOCK_SIZE_N": n,
+                    "BLOCK_SIZE_K": k,
+                    "BLOCK_SIZE_SCALE_A": m,
+                    "BLOCK_SIZE_SCALE_B": n,
+                    "stride_ak": 1,
+                    "stride_bk": 1,
+                    "stride_cn": 1,
+                    "USE_TD": False,
+                    "B_T": False,
+                }
                 at = tuple(a for a in (*pointers, "N", "K", "stride_am", "stride_bn", "stride_cm"))
                 yield Job(release, name, kernel, {**pointers, **numbers}, constants, warps, 2, at, f"{m}x{n}x{k}, {warps} warps")
         elif name == "fused_moe_kernel":
@@ -284,19 +382,46 @@ def vllm_jobs(release: str, folder: Path) -> Iterator[Job]:
 
 def _vllm_experts(release: str, kernel: Any, dtype: Any) -> Iterator[Job]:
     """The expert kernel with FP8 weights and activations, block and per-tensor scales; releases differ in their arguments."""
-    pointers = {"a_ptr": "*fp8e4nv", "b_ptr": "*fp8e4nv", "c_ptr": "*bf16", "a_scale_ptr": "*fp32", "b_scale_ptr": "*fp32", "b_bias_ptr": "*bf16",
-                "topk_weights_ptr": "*fp32", "sorted_token_ids_ptr": "*i32", "expert_ids_ptr": "*i32", "num_tokens_post_padded_ptr": "*i32"}  # fmt: skip
+    pointers = {
+        "a_ptr": "*fp8e4nv",
+        "b_ptr": "*fp8e4nv",
+        "c_ptr": "*bf16",
+        "a_scale_ptr": "*fp32",
+        "b_scale_ptr": "*fp32",
+        "b_bias_ptr": "*bf16",
+        "topk_weights_ptr": "*fp32",
+        "sorted_token_ids_ptr": "*i32",
+        "expert_ids_ptr": "*i32",
+        "num_tokens_post_padded_ptr": "*i32",
+    }
     numbers = {name: "i32" for name in kernel.arg_names if name not in pointers}
     for m, n, k, warps in ((64, 128, 128, 4), (16, 64, 128, 4), (64, 64, 32, 4)):
         for group in (128, 0):
             if group and k > group:
                 continue
             constants = {
-                "group_n": group, "group_k": group, "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 32,
-                "SPLIT_K": 1, "MUL_ROUTED_WEIGHT": False, "top_k": 8, "compute_type": dtype, "use_fp8_w8a8": True, "use_int8_w8a8": False,
-                "use_int8_w8a16": False, "per_channel_quant": False, "HAS_BIAS": False, "SWAP_AB": False, "USE_TD": False,
-                "naive_block_assignment": False, "stride_ak": 1, "stride_bk": 1, "stride_cn": 1,
-            }  # fmt: skip
+                "group_n": group,
+                "group_k": group,
+                "BLOCK_SIZE_M": m,
+                "BLOCK_SIZE_N": n,
+                "BLOCK_SIZE_K": k,
+                "GROUP_SIZE_M": 32,
+                "SPLIT_K": 1,
+                "MUL_ROUTED_WEIGHT": False,
+                "top_k": 8,
+                "compute_type": dtype,
+                "use_fp8_w8a8": True,
+                "use_int8_w8a8": False,
+                "use_int8_w8a16": False,
+                "per_channel_quant": False,
+                "HAS_BIAS": False,
+                "SWAP_AB": False,
+                "USE_TD": False,
+                "naive_block_assignment": False,
+                "stride_ak": 1,
+                "stride_bk": 1,
+                "stride_cn": 1,
+            }
             at = (
                 "a_ptr",
                 "b_ptr",
@@ -316,8 +441,10 @@ def _vllm_experts(release: str, kernel: Any, dtype: Any) -> Iterator[Job]:
 
 def table(results: list[Compiled]) -> str:
     """Markdown, one line for a kernel and architecture: ranges over its configurations."""
-    lines = ["| source | kernel | architecture | lowers | products on #dpas | scalar fma | block reads | LLVM lines | SPIR-V kB |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = [
+        "| source | kernel | architecture | lowers | products on #dpas | scalar fma | block reads | LLVM lines | SPIR-V kB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
     groups: dict[tuple[str, str, str], list[Compiled]] = {}
     for one in results:
         order = one.kernel + (
@@ -331,8 +458,9 @@ def table(results: list[Compiled]) -> str:
     for (source, kernel, architecture), group in groups.items():
         good = [one for one in group if one.lowers]
         products, dpas = sum(one.products for one in good), sum(one.dpas for one in good)
+        engine = f"{dpas} of {products}" if products else "no products"
         lines.append(
-            f"| {source} | `{kernel}` | {architecture} | {len(good)} of {len(group)} | {f'{dpas} of {products}' if products else 'no products'} "
+            f"| {source} | `{kernel}` | {architecture} | {len(good)} of {len(group)} | {engine} "
             f"| {span([one.scalar_fma for one in good])} | {span([one.block_loads for one in good])} "
             f"| {span([one.llvm_lines for one in good])} | {span([one.spirv_bytes // 1000 for one in good])} |"
         )
