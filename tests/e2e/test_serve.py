@@ -18,6 +18,8 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+QUICK = [word for probe in ("fake_tensor", "dtype_agreement", "numerics", "compile", "speed") for word in ("--skip", probe)]
+"""Probes that have tests of their own and take most of a first start's time."""
 ARGS = ["--max-model-len", "256", "--gpu-memory-utilization", "0.3"]
 
 
@@ -83,7 +85,20 @@ def test_serve_comes_up_answers_and_stops(block_fp8: Path, tmp_path: Path) -> No
     port, log = free_port(), tmp_path / "serve.log"
     # Three spellings that must reach vLLM as they are: an alias, an equals sign, JSON.
     extra = ["-tp=1", "--served-model-name", "tiny", "other", "--compilation-config", '{"cudagraph_mode": "NONE"}']
-    command = [sys.executable, "-m", "xpufp8", "serve", str(block_fp8), "--device", "cpu", *ARGS, *extra, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "xpufp8",
+        "serve",
+        str(block_fp8),
+        "--device",
+        "cpu",
+        *QUICK,
+        *ARGS,
+        *extra,
+        "--port",
+        str(port),
+    ]
     environment = {**os.environ, **CPU, "XPUFP8_TEST": str(port)}
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
