@@ -136,8 +136,7 @@ def test_a_second_start_takes_the_plan_from_the_cache(block_fp8: Path) -> None:
         str(block_fp8),
         "--device",
         "cpu",
-        "--skip",
-        "fake_tensor",
+        *QUICK,
         *ARGS,
         "--dry-run",
     ]
