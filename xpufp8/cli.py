@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -460,6 +459,8 @@ def main() -> NoReturn:
     except Exception as error:
         if os.environ.get("XPUFP8_TRACEBACK"):
             raise
+        import traceback
+
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
         code = _say(f"a fault of xpufp8 itself: {said}. Please report it with XPUFP8_TRACEBACK=1 set.", NO_VERDICT)
