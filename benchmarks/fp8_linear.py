@@ -172,16 +172,18 @@ def torch_ways(case: Case, x: Any, args: argparse.Namespace) -> list[tuple[str, 
 
     wide = [w.to(torch.bfloat16) for w in case.weights[: max(2, case.copies // 2)]]
 
-    def dequantize(i: int) -> Any:
+    def dequantize(weight: Any) -> Any:
         spread = case.scale.repeat_interleave(128, 0)[: case.n].repeat_interleave(128, 1)[:, : case.k]
-        return x @ (case.weights[i].float() * spread).to(x.dtype).t()
+        return x @ (weight.float() * spread).to(x.dtype).t()
 
     ways: list[tuple[str, Callable[[int], Any], str]] = [
         ("bf16 matmul (widened at load)", lambda i: x @ wide[i % len(wide)].t(), "none"),
-        ("dequantize, then matmul", dequantize, "16"),
+        ("dequantize, then matmul", lambda i: dequantize(case.weights[i]), "16"),
     ]
     if args.compile:
-        ways.append(("dequantize, then matmul (compiled)", torch.compile(dequantize, dynamic=False), "16"))
+        torch._dynamo.reset()
+        compiled = torch.compile(dequantize, dynamic=False)
+        ways.append(("dequantize, then matmul (compiled)", lambda i: compiled(case.weights[i]), "16"))
     if x.device.type == "cuda":
         limit = 448.0
         row = (x.float().abs().amax(1) / limit).clamp_min(1e-12)

@@ -36,18 +36,21 @@ def interpreted() -> bool:
 
 
 @functools.cache
-def backend() -> str | None:
-    """Triton's own name of the target it compiles for (``cuda``, ``xpu``, ``hip``), ``interpreter``, or None without one."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    if interpreted():
-        return "interpreter"
+def _target() -> str | None:
+    """The backend of the device that Triton finds, or None."""
     from triton.runtime import driver
 
     try:
         return str(driver.active.get_current_target().backend)
     except Exception:  # noqa: BLE001 - a driver that cannot start raises whatever it likes; there is no target then
         return None
+
+
+def backend() -> str | None:
+    """Triton's own name of the target it compiles for (``cuda``, ``xpu``, ``hip``), ``interpreter``, or None without one."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return "interpreter" if interpreted() else _target()
 
 
 def _device_refuses(device: str) -> str | None:

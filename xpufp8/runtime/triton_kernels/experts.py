@@ -107,7 +107,8 @@ def grouped_product(
     _, n, k = weight.shape
     layout, flat = _layout(weight, scale, block)
     order, owner = sorting
-    out = torch.zeros(slots, n, dtype=x.dtype, device=x.device)
+    # The interpreter's own rounding to bfloat16 cuts off, so it stores float32 and torch rounds.
+    out = torch.zeros(slots, n, dtype=torch.float32 if interpreted() else x.dtype, device=x.device)
     group_n, group_k = block or (1, 1)
     w8a16_grouped[(owner.numel(), -(-n // tile.n))](
         x, weight, flat, bias if bias is not None else flat, shares if shares is not None else flat, out, order, owner,
@@ -116,7 +117,7 @@ def grouped_product(
         FIT=tile.how == "fp16" and x.dtype == torch.bfloat16, BIAS=bias is not None, SHARES=shares is not None,
         EVEN_N=n % tile.n == 0, EVEN_K=k % tile.k == 0, PLAIN=interpreted(), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return out
+    return out.to(x.dtype)
 
 
 def forward(

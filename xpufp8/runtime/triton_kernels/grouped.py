@@ -45,7 +45,7 @@ def w8a16_grouped(x_ptr, w_ptr, s_ptr, b_ptr, share_ptr, o_ptr, order_ptr, owner
                 inside = (tk * BK + rk)[None, :] < K
                 x = tl.load(x_at + tk * BK, mask=real[:, None] & inside, other=0.0)
                 w = tl.load(w_at + tk * BK, mask=inside, other=0.0)
-            wide = widen(w, HOW)
+            wide = widen(w, HOW, PLAIN)
             if FIT:
                 rows, factor = fit_rows(x)
                 part = dot(rows, tl.trans(wide), PLAIN) * factor[:, None]

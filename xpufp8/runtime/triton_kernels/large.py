@@ -99,9 +99,9 @@ def w8a8_large(x_ptr, f_ptr, w_ptr, s_ptr, b_ptr, o_ptr, M, N, K, stride_w, stri
             x1 = tl.load(x1_at, mask=inside, other=0.0)
             w = tl.load(w_at, mask=inside, other=0.0)
         if HOW != "fp8":
-            x0 = widen(x0, HOW)
-            x1 = widen(x1, HOW)
-            w = widen(w, HOW)
+            x0 = widen(x0, HOW, PLAIN)
+            x1 = widen(x1, HOW, PLAIN)
+            w = widen(w, HOW, PLAIN)
         if SCALE == "block":
             s = tl.load(s_at + tk * BK // GK)
             acc0 += dot(x0, tl.trans(w), PLAIN) * s
@@ -155,16 +155,16 @@ def w8a16_large(x_ptr, f_ptr, w_ptr, s_ptr, b_ptr, o_ptr, M, N, K, stride_xm, st
     for tk in range(tl.cdiv(K, BK)):
         if COLUMNS == "descriptor":
             x = x_view.load([pid_m * BM, tk * BK])
-            wide = widen(w_view.load([tk * BK, pid_n * BN]), HOW)
+            wide = widen(w_view.load([tk * BK, pid_n * BN]), HOW, PLAIN)
         elif COLUMNS == "block":
             x = tl.load(x_block, boundary_check=(0, 1), padding_option="zero")
             w = tl.load(w_block, boundary_check=(0, 1), padding_option="zero")
             x_block = advance(x_block, 0, BK)
             w_block = advance(w_block, BK, 0)
-            wide = widen(w, HOW)
+            wide = widen(w, HOW, PLAIN)
         else:
             x = _operand(x_ptr, rm, M, tk * BK + rk, K, stride_xm, False, EVEN_K)
-            wide = tl.trans(widen(_operand(w_ptr, rn, N, tk * BK + rk, K, stride_w, EVEN_N, EVEN_K), HOW))
+            wide = tl.trans(widen(_operand(w_ptr, rn, N, tk * BK + rk, K, stride_w, EVEN_N, EVEN_K), HOW, PLAIN))
         if SCALE == "block":
             acc += dot(x.to(wide.dtype), wide, PLAIN) * tl.load(s_at + tk * BK // GK)
         else:

@@ -46,6 +46,13 @@ def block_access() -> str:
     return "descriptor" if (major, minor) >= (3, 8) else "block"
 
 
+def _output(m: int, n: int, dtype: Any, device: Any) -> torch.Tensor:
+    """Room for a result. The interpreter's own rounding to small formats cuts off, so it stores float32 and torch rounds."""
+    import torch
+
+    return torch.empty(m, n, dtype=torch.float32 if interpreted() else dtype, device=device)
+
+
 def _columns(weight: torch.Tensor) -> str:
     """``COLUMNS`` of the kernels: empty for a weight that lies by rows."""
     return block_access() if weight.stride(0) == 1 and weight.stride(1) != 1 else ""
@@ -80,7 +87,7 @@ def small(layer: Any, tile: Tile, share: int, x: Any, weight: Any, scale: Any, b
 
     m, (n, k) = x.shape[0], weight.shape
     tiles, depth = _cdiv(n, tile.n), _cdiv(k, tile.k)
-    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    out = _output(m, n, x.dtype, x.device)
     if tile.stream:
         # A program has at least one K tile; a tile is shared by as many as its K tiles are spread over.
         programs = min(max(share, 1) * tuning.units(x.device), tiles * depth)
@@ -94,13 +101,15 @@ def small(layer: Any, tile: Tile, share: int, x: Any, weight: Any, scale: Any, b
     scratch = torch.empty(parts * m * n if together else 1, dtype=torch.float32, device=x.device)
     count = counters(tiles, x.device)
     columns = _columns(weight)
+    # Scales that are multiplied into fp16 activations may take them out of its range.
+    deep = layer.layout == "block" and tile.k > layer.group_k
     w8a16_small[grid](
         x, weight, scale, bias if bias is not None else scale, out, scratch, count, m, n, k,
         x.stride(0), weight.stride(1) if columns else weight.stride(0), scale.stride(0) if layer.layout == "block" else 0, parts,
-        FIT=tile.how == "fp16" and x.dtype == torch.bfloat16, SWAP=tile.swap, COLUMNS=columns, STREAM=tile.stream,
+        FIT=tile.how == "fp16" and (x.dtype == torch.bfloat16 or deep), SWAP=tile.swap, COLUMNS=columns, STREAM=tile.stream,
         **_facts(layer, tile, weight, bias),
     )  # fmt: skip
-    return out
+    return out.to(x.dtype)
 
 
 def fit(x: torch.Tensor, dtype: Any, limit: float, *, power: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,11 +119,11 @@ def fit(x: torch.Tensor, dtype: Any, limit: float, *, power: bool) -> tuple[torc
     from xpufp8.runtime.triton_kernels.large import fit_activations
 
     m, k = x.shape
-    quotient = torch.empty(m, k, dtype=dtype, device=x.device)
+    quotient = _output(m, k, dtype, x.device)
     factor = torch.empty(m, dtype=torch.float32, device=x.device)
     block = min(4096, 1 << (k - 1).bit_length())
     fit_activations[(m,)](x, quotient, factor, k, x.stride(0), LIMIT=limit, POWER=power, B=block, num_warps=8)
-    return quotient, factor
+    return quotient.to(dtype), factor
 
 
 def large(layer: Any, tile: Tile, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Tensor:
@@ -124,17 +133,17 @@ def large(layer: Any, tile: Tile, x: Any, weight: Any, scale: Any, bias: Any) ->
     from xpufp8.runtime.triton_kernels.large import w8a16_large
 
     m, (n, k) = x.shape[0], weight.shape
-    factor = None
+    factor, dtype = None, x.dtype
     if tile.how == "fp16" and x.dtype == torch.bfloat16:
         x, factor = fit(x, torch.float16, FP16_TOP, power=True)
-    out = torch.empty(m, n, dtype=torch.bfloat16 if factor is not None else x.dtype, device=x.device)
+    out = _output(m, n, dtype, x.device)
     columns = _columns(weight)
     w8a16_large[(_cdiv(m, tile.m) * _cdiv(n, tile.n),)](
         x, factor, weight, scale, bias if bias is not None else scale, out, m, n, k,
         x.stride(0), weight.stride(1) if columns else weight.stride(0), scale.stride(0) if layer.layout == "block" else 0,
         GROUP=tile.group, COLUMNS=columns, **_facts(layer, tile, weight, bias),
     )  # fmt: skip
-    return out
+    return out.to(dtype)
 
 
 def large_w8a8(layer: Any, tile: Tile, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Tensor:
@@ -151,18 +160,16 @@ def w8a8(
     layer: Any, tile: Tile, quotient: Any, factor: Any, weight: Any, scale: Any, bias: Any, dtype: Any, kernel: Any = None
 ) -> torch.Tensor:
     """The product alone, for activations that are FP8 already: ``quotient [M, K] * factor [M]``."""
-    import torch
-
     if kernel is None:
         from xpufp8.runtime.triton_kernels.large import w8a8_large as kernel
     m, (n, k) = quotient.shape[0], weight.shape
-    out = torch.empty(m, n, dtype=dtype, device=quotient.device)
+    out = _output(m, n, dtype, quotient.device)
     facts = _facts(layer, tile, weight, bias)
     kernel[(_cdiv(m, 2 * tile.m) * _cdiv(n, tile.n),)](
         quotient, factor, weight, scale, bias if bias is not None else scale, out, m, n, k,
         weight.stride(0), scale.stride(0) if layer.layout == "block" else 0, GROUP=tile.group, **facts,
     )  # fmt: skip
-    return out
+    return out.to(dtype)
 
 
 def widen_weight(layer: Any, weight: Any, scale: Any, dtype: Any) -> torch.Tensor:
@@ -179,13 +186,13 @@ def widen_weight(layer: Any, weight: Any, scale: Any, dtype: Any) -> torch.Tenso
         elif layer.layout == "channel":
             spread = scale.reshape(-1, 1)
         return (weight.to(torch.float32) * spread).to(dtype)
-    out = torch.empty(n, k, dtype=dtype, device=weight.device)
+    out = _output(n, k, dtype, weight.device)
     rows, depth = 64, 128
     kernel[(_cdiv(n, rows), _cdiv(k, depth))](
         weight, scale, out, n, k, weight.stride(0), scale.stride(0) if layer.layout == "block" else 0,
         BN=rows, BK=depth, SCALE=layer.layout, GN=layer.group_n, GK=layer.group_k, num_warps=4,
     )  # fmt: skip
-    return out
+    return out.to(dtype)
 
 
 def widen_then_matmul(layer: Any, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Tensor:

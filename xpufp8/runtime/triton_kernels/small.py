@@ -72,7 +72,7 @@ def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_s
             inside = (tk * BK + rk)[None, :] < K
             x = tl.load(x_at + tk * BK, mask=(rm < M)[:, None] & inside, other=0.0)
             w = tl.load(w_at + tk * BK, mask=inside, other=0.0, eviction_policy="evict_first")
-        wide = widen(w, HOW)
+        wide = widen(w, HOW, PLAIN)
         if COLUMNS == "":
             wide_t = tl.trans(wide)
         else:

@@ -38,7 +38,7 @@ if hasattr(tl, "make_block_ptr") and hasattr(tl, "advance"):
 
 
 @triton.jit
-def widen(w, HOW: tl.constexpr):
+def widen(w, HOW: tl.constexpr, PLAIN: tl.constexpr):
     """FP8 to 16 bits.
 
     ``fp16`` and ``bf16`` leave it to the compiler. ``bf16-bits`` and ``fp16-bits`` (e4m3fn only) move sign, exponent and mantissa
@@ -49,7 +49,11 @@ def widen(w, HOW: tl.constexpr):
         wide = w.to(tl.bfloat16)
     elif HOW == "bf16-bits":
         b = w.to(tl.int8, bitcast=True).to(tl.int16)
-        wide = ((b & -32768) | ((b << 4) & 0x07F0)).to(tl.bfloat16, bitcast=True) * 1.329227995784916e36  # 2^120
+        wide = ((b & -32768) | ((b << 4) & 0x07F0)).to(tl.bfloat16, bitcast=True)
+        if PLAIN:
+            # The interpreter multiplies bfloat16 as the integers that it keeps it in.
+            wide = wide.to(tl.float32)
+        wide = wide * 1.329227995784916e36  # 2^120
     elif HOW == "fp16-bits":
         b = w.to(tl.int8, bitcast=True).to(tl.int16)
         wide = ((b & -32768) | ((b << 7) & 0x3F80)).to(tl.float16, bitcast=True) * 256.0  # 2^8

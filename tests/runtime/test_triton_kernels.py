@@ -1,0 +1,111 @@
+"""The Triton kernels, run by Triton's interpreter in a child process (its switch must be set before Triton is imported)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[2]
+ALLOWED = 1.2
+"""Times the error of widening the same operands and multiplying in torch."""
+
+
+@functools.cache
+def cases(group: str) -> list[dict[str, Any]]:
+    """What the child says of a group of cases."""
+    script = Path(__file__).with_name("triton_cases.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["XPUFP8_CACHE_DIR"] = os.devnull + "/nowhere"
+    run = subprocess.run(
+        [sys.executable, str(script), group], capture_output=True, text=True, env=environment, check=False, timeout=500
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert found
+    return found
+
+
+def check_errors(found: list[dict[str, Any]], least: int) -> None:
+    """Every case is as exact as torch on the same operands, the same when repeated, and in the right dtype."""
+    measured = [case for case in found if "plain" in case]
+    assert len(measured) >= least
+    wrong = [case for case in measured if not case["error"] <= ALLOWED * case["plain"] or not case["again"]]
+    assert not wrong, wrong[:5]
+    assert all(case["dtype"] in ("torch.bfloat16", "torch.float16") and case["shape"][0] >= case["rows"] for case in measured)
+
+
+def test_linear_layers_agree_with_float64_for_every_scale_layout_dtype_and_order() -> None:
+    found = cases("linear")
+    check_errors(found, 60)
+    assert {case["kernel"] for case in found} >= {"small", "large", "widen-then-matmul"}
+    assert {case["rows"] for case in found} == {1, 3, 16, 17, 64, 70}
+
+
+def test_every_form_of_the_decode_kernel_agrees_with_float64_and_leaves_its_counters_at_zero() -> None:
+    found = cases("tiles")
+    check_errors(found, 50)
+    assert [case["left"] for case in found if case["case"] == "counters"] == [0]
+
+
+def test_w8a8_agrees_with_float64_of_the_rounded_operands_and_rounds_as_e4m3_does() -> None:
+    found = cases("w8a8")
+    check_errors(found, 12)
+    # Four bits of mantissa: 2^-4 between neighbours, a uniform error of a third of half of that at most.
+    assert all(0.01 < case["rounding"] < 2**-5 for case in found)
+
+
+def test_every_fp8_code_is_widened_exactly() -> None:
+    found = cases("codes")
+    assert len(found) == 6
+    assert {case["case"]: case["wrong"] for case in found if case["wrong"]} == {}
+    assert all(case["lost"] <= case["smallest"] for case in found)
+
+
+def test_activations_outside_fp16_keep_their_precision() -> None:
+    found = cases("range")
+    check_errors(found, 9)
+    assert [case["largest"] for case in found if case["case"] == "zero row"] == [0.0] * 6
+
+
+def test_values_that_are_no_numbers_stay_where_they_belong() -> None:
+    found = {case["case"]: case for case in cases("range")}
+    assert found["inf in a row"]["finite"] == [True, True, False, True]
+    assert not any(found["inf in a row"]["any"][2:3])
+    assert found["nan in a weight"]["careful"]
+    assert [place for place, nan in enumerate(found["nan in a weight"]["nan"]) if nan] == [5]
+    assert all(found["scale 0.0"]["finite"])
+    assert not any(found["scale nan"]["finite"])
+
+
+def test_experts_agree_with_float64_and_with_the_plain_ones() -> None:
+    found = cases("experts")
+    check_errors(found, 3)
+    assert all(case["unused"] == 0.0 for case in found if "unused" in case)
+    layers = [case for case in found if "difference" in case]
+    assert len(layers) == 4
+    # Two roundings of weights to fp16 and of what lies between, in another order.
+    assert all(case["difference"] < 2e-3 and case["again"] for case in layers), layers
+
+
+def test_candidates_prepare_run_and_trace_without_a_cache_folder() -> None:
+    found = {case["case"]: case for case in cases("candidates")}
+    for name in ("triton-w8a8", "triton-rows", "triton-columns"):
+        case = found[name]
+        assert case["refused"] is None
+        assert case["error"] < 4e-3
+        assert case["same"]
+        assert case["whole"]
+        assert case["shape"] == [2, 3, 64]
+        assert case["empty"] == [0, 3, 64]
+        assert case["order"] == ("columns" if name == "triton-columns" else "rows")
+    for layout in ("block", "channel", "tensor"):
+        assert "scale" in found[f"bad scale, {layout}"]["raised"]
