@@ -32,7 +32,7 @@ $(TINY)/config.json: scripts/tiny_models.py
 demo: $(READY) $(TINY)/config.json ## the main job: a real failure of a real vLLM, found before loading
 	BIN=$(BIN) TINY=$(TINY) sh scripts/demo.sh
 
-test: lint unit host sim e2e ## everything that CI runs
+test: lint unit host browser sim e2e ## everything that CI runs
 
 lint: $(READY) ## ruff, types, spelling, import contracts
 	$(BIN)/ruff check .
