@@ -399,7 +399,7 @@ def main() -> None:
     facts = describe(device)
     limits = ceilings(clock)
     facts["copy"] = f"{limits[0] / 1e12:.3f} TB/s"
-    facts["bf16"] = f"{limits[1] / 1e12:.2f} TFLOP/s"
+    facts["bf16"] = f"{limits[1] / 1e12:.4g} TFLOP/s"
     print(", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     shapes = args.shapes or ("4096x4096,11008x4096" if kind == "cpu" else SHAPES)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""The Triton kernels, run by Triton's interpreter in a child process (its switch must be set before Triton is imported)."""
+"""The Triton kernels, run by Triton's interpreter in a child process (its switch must be set before Triton is imported), or by a GPU."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ ALLOWED = 1.2
 
 
 @functools.cache
-def cases(group: str) -> list[dict[str, Any]]:
+def cases(group: str, device: str = "cpu") -> list[dict[str, Any]]:
     """What the child says of a group of cases."""
     script = Path(__file__).with_name("triton_cases.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "XPUFP8_CASES_DEVICE": device, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
     environment["XPUFP8_CACHE_DIR"] = os.devnull + "/nowhere"
     run = subprocess.run(
         [sys.executable, str(script), group], capture_output=True, text=True, env=environment, check=False, timeout=500
@@ -109,3 +110,17 @@ def test_candidates_prepare_run_and_trace_without_a_cache_folder() -> None:
         assert case["order"] == ("columns" if name == "triton-columns" else "rows")
     for layout in ("block", "channel", "tensor"):
         assert "scale" in found[f"bad scale, {layout}"]["raised"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", ["linear", "tiles", "w8a8", "range", "experts"])
+def test_a_gpu_agrees_with_float64(group: str) -> None:
+    check_errors(cases(group, "cuda"), 3)
+
+
+@pytest.mark.gpu
+def test_a_gpu_widens_every_fp8_code_exactly_and_traces() -> None:
+    assert all(not case["wrong"] and case["lost"] == 0 for case in cases("codes", "cuda"))
+    found = {case["case"]: case for case in cases("candidates", "cuda")}
+    assert all(found[name]["same"] and found[name]["whole"] for name in ("triton-rows", "triton-w8a8"))
+    assert found["triton-columns"]["refused"]

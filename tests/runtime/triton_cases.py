@@ -1,6 +1,6 @@
 """What the tests of the Triton kernels run in a child process, where Triton's interpreter is on from the first import.
 
-    TRITON_INTERPRET=1 python tests/runtime/triton_cases.py GROUP
+    TRITON_INTERPRET=1 python tests/runtime/triton_cases.py GROUP     (or, on a GPU: XPUFP8_CASES_DEVICE=cuda)
 
 Prints one JSON object a line: ``{"case": …, …}``. Errors are relative by norm; ``plain`` is that of widening the same operands to the
 activation dtype and multiplying in torch.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,7 @@ from xpufp8.runtime.problem import Problem, exact
 from xpufp8.runtime.triton_kernels import experts, experts_forward, launch, linear, linear_candidates, space
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+DEVICE = os.environ.get("XPUFP8_CASES_DEVICE", "cpu")
 ROWS = (1, 3, 16, 17, 64)
 WAYS = (("fp16", torch.bfloat16), ("fp16", torch.float16), ("bf16", torch.bfloat16), ("bf16-bits", torch.bfloat16),
         ("fp16-bits", torch.float16))  # fmt: skip
@@ -31,7 +33,7 @@ def say(**facts: Any) -> None:
 
 
 def norm_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got.double() - wanted).norm() / wanted.norm())
+    return float((got.double().cpu() - wanted.cpu()).norm() / wanted.cpu().norm())
 
 
 def make(layout: str, n: int, k: int, dtype: Any, weight_dtype: Any, block: tuple[int, int] | None) -> tuple[Problem, Any, Any]:
@@ -50,8 +52,9 @@ def layer_of(problem: Problem, weight: Any, *, quantize: bool = False) -> linear
 
 def compare(case: str, problem: Problem, weight: Any, scale: Any, run: Any, x: Any, bias: Any, **more: Any) -> None:
     wide = exact(problem, weight, scale, torch.arange(problem.n))
-    wanted = x.double() @ wide.t() + (0 if bias is None else bias.double())
-    plain = (x.float() @ wide.to(problem.dtype).float().t() + (0 if bias is None else bias.float())).to(problem.dtype)
+    here, added = x.cpu(), 0 if bias is None else bias.cpu().double()
+    wanted = here.double() @ wide.t() + added
+    plain = (here.float() @ wide.to(problem.dtype).float().t() + added).to(problem.dtype)
     out = run(x, bias)
     say(case=case, rows=len(x), error=norm_error(out, wanted), plain=norm_error(plain, wanted),
         again=bool(torch.equal(out, run(x, bias))), dtype=str(out.dtype), shape=list(out.shape), **more)  # fmt: skip
@@ -66,6 +69,8 @@ def linear_cases() -> None:
     kinds = [("block", (32, 32)), ("block", (48, 128)), ("channel", None), ("tensor", None)]
     dtypes = ((torch.bfloat16, E4M3), (torch.float16, E4M3), (torch.bfloat16, E5M2), (torch.float16, E5M2))
     for (layout, block), (dtype, weight_dtype), columns in itertools.product(kinds, dtypes, (False, True)):
+        if columns and DEVICE == "cuda":
+            continue
         n, k = (48, 136) if columns else (45, 131)
         problem, weight, scale = make(layout, n, k, dtype, weight_dtype, block)
         flat = linear.flat_scale(problem, scale)
@@ -94,7 +99,7 @@ def tile_cases() -> None:
             continue
         problem, weight, scale = make(layout, 40, 320, dtype, E4M3, (64, 64) if layout == "block" else None)
         flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight)
-        for depth in (64, 128) if layout == "block" and how == "fp16" else (64,):
+        for depth in (64, 128) if (layout, how, dtype) == ("block", "fp16", torch.bfloat16) else (64,):
             tile = space.Tile(16, 32, depth, 1, 1, how, swap=swap, stream=stream)
             x, bias = torch.randn(5, 320).to(dtype), torch.randn(40).to(dtype)
             for share in (1, 3):
@@ -114,15 +119,15 @@ def w8a8_cases() -> None:
         for rows in (3, 70):
             x = torch.randn(rows, 203).to(torch.bfloat16)
             quotient, factor = launch.fit(x, E4M3, 448.0, power=False)
-            rounded = quotient.double() * factor.double()[:, None]
+            rounded = (quotient.double() * factor.double()[:, None]).cpu()
             bias = torch.randn(77).to(torch.bfloat16)
             tile = space.large_w8a8("interpreter")[0]
             out = launch.large_w8a8(layer, tile, x, weight, flat, bias)
             wide = exact(problem, weight, scale, torch.arange(77))
-            wanted = rounded @ wide.t() + bias.double()
-            plain = (rounded.bfloat16().float() @ wide.bfloat16().float().t() + bias.float()).bfloat16()
+            wanted = rounded @ wide.t() + bias.cpu().double()
+            plain = (rounded.bfloat16().float() @ wide.bfloat16().float().t() + bias.cpu().float()).bfloat16()
             say(case=f"{layout} {weight_dtype}", rows=rows, error=norm_error(out, wanted), plain=norm_error(plain, wanted), again=True,
-                rounding=norm_error(rounded, x.double()), dtype=str(out.dtype), shape=list(out.shape))  # fmt: skip
+                rounding=norm_error(rounded, x.cpu().double()), dtype=str(out.dtype), shape=list(out.shape))  # fmt: skip
 
 
 def code_cases() -> None:
@@ -202,15 +207,13 @@ def experts_cases() -> None:
         out = experts.grouped_product(
             x, weight, scale, sorting, tile, slots=tokens * top_k, top_k=top_k, block=block, bias=bias, shares=shares
         )
-        wanted, plain = torch.zeros(2, tokens * top_k, n, dtype=torch.float64)
+        wanted, plain = torch.zeros(2, tokens * top_k, n, dtype=torch.float64, device="cpu")
         for slot, expert in enumerate(ids.tolist()):
             if expert >= 0:
                 wide = exact(problem, weight[expert], scale[expert], torch.arange(n))
-                row = x[slot // top_k]
-                wanted[slot] = (row.double() @ wide.t() + bias[expert].double()) * shares[slot].double()
-                plain[slot] = (
-                    ((row.float() @ wide.to(dtype).float().t() + bias[expert].float()) * shares[slot]).to(dtype).double()
-                )
+                row, added, share = x[slot // top_k].cpu(), bias[expert].cpu(), shares[slot].cpu()
+                wanted[slot] = (row.double() @ wide.t() + added.double()) * share.double()
+                plain[slot] = ((row.float() @ wide.to(dtype).float().t() + added.float()) * share).to(dtype).double()
         say(case=f"{layout} {dtype}", rows=tokens, error=norm_error(out, wanted), plain=norm_error(plain, wanted), again=True,
             dtype=str(out.dtype), shape=list(out.shape), unused=float(out[ids < 0].abs().max()) if (ids < 0).any() else 0.0)  # fmt: skip
     block = (32, 32)
@@ -235,7 +238,7 @@ def candidate_cases() -> None:
     """The whole way: refuse or prepare, tune, keep, run, trace."""
     for candidate in linear_candidates():
         problem, weight, scale = make("block", 64, 128, torch.bfloat16, E4M3, (64, 64))
-        refused = candidate.refuses(problem, "cpu")
+        refused = candidate.refuses(problem, DEVICE)
         if refused:
             say(case=candidate.name, refused=refused)
             continue
@@ -250,8 +253,9 @@ def candidate_cases() -> None:
             linear.op(), (x, prepared.weight, prepared.scale, bias, "block", 64, 64, candidate.quantizes, False),
             test_utils=("test_faketensor",),
         )  # fmt: skip
+        wanted = x.cpu().double() @ wide.t() + bias.cpu().double()
         empty = prepared.run(x[:0], prepared.weight, prepared.scale, None)
-        say(case=candidate.name, refused=None, error=norm_error(eager, x.double() @ wide.t() + bias.double()), same=same, whole=whole,
+        say(case=candidate.name, refused=None, error=norm_error(eager, wanted), same=same, whole=whole,
             shape=list(eager.shape), empty=list(empty.shape), order="columns" if linear.is_columns(prepared.weight) else "rows",
             plans=sorted({a["kernel"] for plan in linear._plans.values() for a in plan.values()}))  # fmt: skip
     for layout, bad in (("block", torch.ones(3, 3)), ("channel", torch.ones(63)), ("tensor", torch.ones(2))):
@@ -267,6 +271,7 @@ GROUPS = {"linear": linear_cases, "tiles": tile_cases, "w8a8": w8a8_cases, "code
           "experts": experts_cases, "candidates": candidate_cases}  # fmt: skip
 
 if __name__ == "__main__":
+    torch.set_default_device(DEVICE)
     for group in sys.argv[1:] or GROUPS:
         torch.manual_seed(0)
         GROUPS[group]()

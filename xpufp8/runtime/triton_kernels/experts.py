@@ -5,6 +5,7 @@ Nothing here waits for the device: how many tokens an expert gets is never read 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from xpufp8.runtime.triton_kernels import backend, interpreted, space
@@ -75,7 +76,7 @@ def tile_for(x: torch.Tensor, weight: torch.Tensor, slots: int, block: tuple[int
     tiles = space.experts(name, max(1, slots // weight.shape[0]), how)
     tile = next((t for t in tiles if t.n <= weight.shape[1]), tiles[0])
     if block is not None and block[1] < tile.k:
-        tile = type(tile)(**{**tile.as_dict(), "k": block[1]})
+        tile = dataclasses.replace(tile, k=block[1])
     return tile
 
 

@@ -6,6 +6,7 @@ layer's shape is looked up by that shape.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,25 +71,28 @@ def has_nan(weight: torch.Tensor) -> bool:
 
 def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> list[tuple[dict[str, Any], Any]]:
     """Every way to compute ``x``: ``(name, run(x, weight, scale, bias))``, in order of preference."""
+    import torch
+
     name = backend() or ""
     rows, (n, k) = x.shape[0], weight.shape
     bucket = space.bucket(rows)
     # A tile as deep as a block has one scale; the decode kernel alone can take a deeper one.
-    depth = layer.group_k if layer.layout == "block" and layer.group_k < 128 else 0
+    # Scales that are multiplied into float16 activations cost them a bit of their eleven, so those keep to one block a tile.
+    depth = layer.group_k if layer.layout == "block" and (layer.group_k < 128 or x.dtype == torch.float16) else 0
     dtypes = str(x.dtype).removeprefix("torch."), str(weight.dtype).removeprefix("torch.")
     found: list[tuple[dict[str, Any], Any]] = []
     for how in space.ways(name, *dtypes, careful=layer.careful):
         if bucket <= space.SMALL:
             for tile in space.small(name, bucket, how):
                 if depth and tile.k > depth:
-                    tile = type(tile)(**{**tile.as_dict(), "k": depth})
+                    tile = dataclasses.replace(tile, k=depth)
                 for share in space.shares(tuning.units(x.device), -(-n // tile.n), -(-k // tile.k), stream=tile.stream):
                     call = functools.partial(launch.small, layer, tile, share)
                     found.append(({"kernel": "small", "share": share, **tile.as_dict()}, call))
         else:
             for tile in space.large(name, how):
                 if depth and tile.k > depth:
-                    tile = type(tile)(**{**tile.as_dict(), "k": depth})
+                    tile = dataclasses.replace(tile, k=depth)
                 if layer.layout == "block" and layer.group_n % tile.n:
                     continue
                 found.append(({"kernel": "large", **tile.as_dict()}, functools.partial(launch.large, layer, tile)))
@@ -141,7 +145,7 @@ def plan(layer: Layer, weight: torch.Tensor, scale: torch.Tensor, dtype: Any) ->
     answers: dict[int, dict[str, Any]] = {}
     for bucket in space.BUCKETS[:4] if backend() == "interpreter" else space.BUCKETS:
         rows = 1 if bucket == space.BUCKETS[0] else min(bucket, 2048)
-        x = torch.randn(rows, weight.shape[1], generator=generator).to(dtype).to(weight.device)
+        x = torch.randn(rows, weight.shape[1], generator=generator, device="cpu").to(dtype).to(weight.device)
         found = candidates_for(layer, x, weight, scale)
         trials = [tuning.Trial(name, functools.partial(call, x, weight, scale, None)) for name, call in found]
         answers[bucket] = tuning.best(weight.device, f"{key}|{bucket}", trials, _reference(layer, x, weight, scale))
