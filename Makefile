@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := $(BIN)/python -m pytest -q
 TINY := build/tiny-block-fp8
 
-.PHONY: help setup demo test lint unit host sim e2e releases ipex models bench docs browser clean
+.PHONY: help setup demo test lint unit host sim e2e releases ipex intel-triton gpu models bench docs browser clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -65,6 +65,14 @@ releases: $(READY) ## real wheels of several releases: vLLM's tables, kernel sch
 ipex: $(READY) ## IPEX 2.8.0 and torch 2.8.0 in an environment of their own (7 GB): the real ops on the CPU
 	PYTHON=$(PYTHON) sh scripts/ipex_environment.sh .venv-ipex
 	XPUFP8_IPEX_PYTHON=$(CURDIR)/.venv-ipex/bin/python $(PYTEST) tests/ipex -m "ipex"
+
+intel-triton: ## our Triton kernels through Intel's own compiler, without a device, in an environment of its own
+	test -x .venv-intel-triton/bin/python || $(PYTHON) -m venv .venv-intel-triton
+	.venv-intel-triton/bin/python -m pip --disable-pip-version-check -q install triton-xpu==3.3.0b1 intel-sycl-rt setuptools numpy pytest pytest-timeout
+	.venv-intel-triton/bin/python -m pytest -q tests/intel_triton -m "intel_triton"
+
+gpu: ## kernels and device probes on a CUDA device, with the python3 that has torch and Triton there
+	$(PYTHON) -m pytest -q -m "gpu"
 
 models: $(READY) ## trace every model of tests/data/models again and write docs/models.md and docs/missing-fakes.md (20 minutes)
 	rm -f build/models.json build/models.ops.json && mkdir -p build
