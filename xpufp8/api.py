@@ -30,6 +30,8 @@ def diagnose(
     Raises:
         xpufp8.errors.UsageError: wrong usage or unreadable input.
     """
-    from xpufp8 import doctor
+    from xpufp8.doctor import Request, diagnose_target
+    from xpufp8.target import resolve
 
-    return doctor.diagnose(*tokens, device=device, python=python, vllm_path=vllm_path, sysfs=sysfs, request=request)
+    target = resolve(tokens, device=device, python=python, vllm_path=vllm_path, sysfs=sysfs)
+    return diagnose_target(target, request or Request())

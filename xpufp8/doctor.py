@@ -21,7 +21,7 @@ from xpufp8.model import ModelSpec
 from xpufp8.redaction import redact_report
 from xpufp8.report import Finding, ProbeReport, Report, Tool
 from xpufp8.staging import stage
-from xpufp8.target import Target, resolve
+from xpufp8.target import Target
 from xpufp8.verdict import RANK
 
 SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
@@ -207,31 +207,6 @@ def check_input(target: Target, facts: dict[str, Any]) -> None:
         f"MODEL {target.model.source}: model_type {config.model_type!r} is not known to {versions}. "
         "Check the spelling in config.json, or take a release that has the model."
     )
-
-
-def diagnose(
-    *tokens: str,
-    device: str | None = None,
-    python: str | None = None,
-    vllm_path: str | None = None,
-    sysfs: str | None = None,
-    request: Request | None = None,
-) -> Report:
-    """Diagnose a target and return the report.
-
-    Args:
-        tokens: MODEL and options of ``vllm serve``, as on its command line; none at all checks the installation alone.
-        device: xpu, cpu, cuda or sim:<profile>; None looks at the PCI bus.
-        python: Interpreter that has torch and vLLM; None takes the running one.
-        vllm_path: Folder of an unpacked vLLM to read instead of the installed one.
-        sysfs: Root folder of recorded host facts.
-        request: Limits and selections.
-
-    Raises:
-        UsageError: wrong usage or unreadable input.
-    """
-    target = resolve(tokens, device=device, python=python, vllm_path=vllm_path, sysfs=sysfs)
-    return diagnose_target(target, request or Request())
 
 
 def diagnose_target(target: Target, request: Request) -> Report:
