@@ -294,6 +294,7 @@ def test_undeclared_write_survives_compilation(define: Any, backend: str) -> Non
     The real op returns the tensor that it filled. torch warns of that in a server and raises where the variable CI is set,
     so the test takes the server's setting.
     """
+
     def kernel(a: Any, a_s: Any, b: Any, b_s: Any, bias: Any, d: Any, rows: Any, n: int, k: int, e: int) -> Any:
         d.copy_(a @ b)
         return d.view_as(d)
