@@ -10,12 +10,12 @@ from xpufp8.report import Finding, Plan, ProbeReport, Report, TargetInfo, Verdic
 RANK = {"error": 0, "warning": 1, "info": 2}
 
 NEEDED = ("environment", "kernel_table")
-"""Probes without which nothing can be said; with a model, ``model_trace`` too, on a simulated device."""
+"""Probes without which nothing can be said; with a model, ``model_trace`` too."""
 
 
 def needed_for(target: TargetInfo) -> tuple[str, ...]:
     """Probes without whose answer there is no verdict for this target."""
-    return (*NEEDED, "model_trace") if target.model and target.simulated else NEEDED
+    return (*NEEDED, "model_trace") if target.model else NEEDED
 
 
 def fixed(finding: Finding) -> bool:

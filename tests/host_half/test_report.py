@@ -12,7 +12,7 @@ from xpufp8.exits import NO_VERDICT, OK, REMAINS
 from xpufp8.output import json_report, terminal
 from xpufp8.report import Evidence, Finding, Fix, Plan, ProbeReport, Report, TargetInfo, Tool
 from xpufp8.target import Target
-from xpufp8.verdict import exit_code, judge
+from xpufp8.verdict import exit_code, judge, needed_for
 
 NEEDED = ("environment", "kernel_table")
 OKAY = [ProbeReport(name=n, status="ok") for n in NEEDED]
@@ -41,6 +41,16 @@ def finding(severity: Any = "error", status: Any = "fail", *, verified: bool = F
 )
 def test_verdicts(findings: list[Finding], probes: list[ProbeReport], verdict: str) -> None:
     assert judge(findings, probes, NEEDED, Plan()) == verdict
+
+
+@pytest.mark.parametrize(("device", "simulated"), [("cpu", False), ("xpu", False), ("sim:arc-pro-b60", True)])
+@pytest.mark.parametrize("status", ["crashed", "timeout", "failed", "skipped", None])
+def test_a_model_is_not_servable_while_its_trace_is_missing(device: str, simulated: bool, status: Any) -> None:
+    target = TargetInfo(python="p", device=device, simulated=simulated, model="m")
+    trace = [] if status is None else [ProbeReport(name="model_trace", status=status)]
+    assert judge([], [*OKAY, *trace], needed_for(target), Plan()) == "unknown"
+    assert judge([], [*OKAY, ProbeReport(name="model_trace", status="ok")], needed_for(target), Plan()) == "servable"
+    assert judge([], OKAY, needed_for(target.model_copy(update={"model": None})), Plan()) == "servable"
 
 
 @pytest.mark.parametrize(

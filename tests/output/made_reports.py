@@ -109,7 +109,7 @@ def everything() -> Report:
 
 def small(**fields: Any) -> Report:
     """A report that says nothing, with some fields set."""
-    probes = [ProbeReport(name=name, status="ok") for name in ("environment", "kernel_table")]
+    probes = [ProbeReport(name=name, status="ok") for name in ("environment", "kernel_table", "model_trace")]
     base: dict[str, Any] = {"tool": Tool(version="1"), "verdict": "servable", "probes": probes}
     base["target"] = TargetInfo(python="python", device="cpu", simulated=False, model="models/m", vllm_args=[])
     return Report(**(base | fields))
