@@ -79,7 +79,8 @@ models: $(READY) ## trace every model of tests/data/models again and write docs/
 	$(BIN)/python scripts/model_table.py --json build/models.json --out docs/models.md
 	$(BIN)/python scripts/missing_fakes.py --ops build/models.ops.json --out docs/missing-fakes.md
 
-bench: $(READY) $(TINY)/config.json ## ratios, never timed tests: tracing, explain, the cached start
+bench: $(READY) $(TINY)/config.json ## ratios, never timed tests: the doctor, tracing, explain, the cached start
+	$(BIN)/python benchmarks/doctor.py
 	$(BIN)/python benchmarks/model_trace.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/serve_start.py $(TINY)

@@ -49,7 +49,7 @@ _OTHER_DEVICES = {
 }  # fmt: skip
 """Words in a module's path that say it is for another device: a process on this one never imports it, so its ops do not count."""
 
-_HINT = re.compile(rb"custom_op|register_fake|impl_abstract|torch\.library|triton_op")
+_HINTS = (b"custom_op", b"register_fake", b"impl_abstract", b"torch.library", b"triton_op", b"CustomOp")
 _REGISTERS = re.compile(
     rb"^[^#\n]*\b(?:direct_register_custom_op|torch\.library\.(?:custom_op|triton_op|Library|register_fake|define|impl)|"
     rb"register_fake|impl_abstract|CustomOp\.register_op)\s*\(",
@@ -215,12 +215,17 @@ def registering_modules(device: str) -> list[str]:
     root = Path(next(iter(spec.submodule_search_locations)))
     others = _OTHER_DEVICES.get(device, set())
     found = []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root.parent).with_suffix("").parts
-        if "models" in parts or set(re.split(r"[/_.]", "/".join(parts[1:]))) & others or "deep_gemm" in parts[-1]:
-            continue
-        with contextlib.suppress(OSError):
-            text = path.read_bytes()
-            if _HINT.search(text) and _REGISTERS.search(text):  # the cheap question first: there are thousands of files
-                found.append(".".join(parts).removesuffix(".__init__"))
-    return found
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in {"models", "__pycache__"}]
+        inside = Path(folder).relative_to(root.parent).parts
+        for file in files:
+            name, dot, extension = file.rpartition(".")
+            words = set(re.split(r"[/_.]", "/".join((*inside[1:], name))))
+            if (dot + extension) != ".py" or words & others or "deep_gemm" in file:
+                continue
+            with contextlib.suppress(OSError):
+                text = Path(folder, file).read_bytes()
+                # The cheap question first: there are thousands of files.
+                if any(hint in text for hint in _HINTS) and _REGISTERS.search(text):
+                    found.append(".".join((*inside, name)).removesuffix(".__init__"))
+    return sorted(found)

@@ -26,8 +26,9 @@ from xpufp8.verdict import RANK
 
 SIMULATE_VARIABLE = "XPUFP8_SIMULATE"
 
-ORDER = ("environment", "model_config", "devices", "model_trace", "kernel_table", "fake_tensor", "vllm_options")
-"""Quick ones first, so that progress shows something at once, then the longest; others follow in the order of PROBES."""
+ORDER = ("fake_tensor", "environment", "devices", "model_config", "model_trace", "kernel_table", "vllm_options")
+"""Two run at a time. A long one starts at once; the other place shows progress with quick ones first, then the other long ones;
+the rest follow in the order of PROBES."""
 
 DEVICE = ("dtype_agreement", "numerics", "compile", "speed")
 """Probes that run real ops on the device: only for a model, and on a real device unless they are named."""
