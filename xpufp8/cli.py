@@ -9,13 +9,32 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from xpufp8 import __version__
+from xpufp8 import __version__, cli_reports
+from xpufp8.cli_options import (
+    EPILOG,
+    Baseline,
+    Device,
+    FailOnOption,
+    FormatOption,
+    NoCache,
+    Only,
+    Output,
+    PolicyOption,
+    Python,
+    Skip,
+    Timeout,
+    Tokens,
+    Vllm,
+    fail_on_value,
+    finish,
+    validate_value,
+    write,
+)
 from xpufp8.errors import UsageError
-from xpufp8.exits import INTERRUPTED, NO_VERDICT, USAGE, FailOn
+from xpufp8.exits import INTERRUPTED, NO_VERDICT, USAGE
 from xpufp8.output import Format
 
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
-EPILOG = "Exit codes: 0 can be served as planned · 1 cannot, or a finding remains · 2 wrong usage · 3 no verdict."
 
 app = typer.Typer(
     name="xpufp8",
@@ -27,103 +46,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Tokens = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MODEL] [VLLM OPTIONS]…", help="A folder with config.json or a hub id, and any options of vllm serve."
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(help="xpu, cpu, cuda, or sim:<profile> such as sim:arc-pro-b60. Default: what the PCI bus shows.")
-]
-Python = Annotated[str | None, typer.Option(metavar="PATH", help="The interpreter that has torch and vLLM. Default: this one.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="How the report is written.")]
-Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there instead of stdout.")]
-FailOnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--fail-on", metavar="error|warning|never", help="From which severity on a finding fails the run. Default: error."
-    ),
-]
-PolicyOption = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="Findings to ignore. Default: xpufp8.toml or pyproject.toml of this folder."),
-]
-Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="Ignore findings that this earlier JSON report has.")]
-Only = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Run just this probe (again for more).")]
-Skip = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Leave this probe out (again for more).")]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of one probe.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Probe again even if nothing changed.")]
-Vllm = Annotated[str | None, typer.Option("--vllm", metavar="PATH", help="Read an unpacked vLLM instead of the installed one.")]
-
-
-def stop(message: str, code: int = USAGE) -> NoReturn:
-    """End with one clear line on stderr."""
-    from xpufp8.output.text import clean
-
-    print(f"xpufp8: {clean(message)}", file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def fail_on_value(text: str | None) -> FailOn | None:
-    """The value of --fail-on, None when it was not typed.
-
-    Raises:
-        UsageError: none of the three.
-    """
-    if text is None:
-        return None
-    for known in ("error", "warning", "never"):
-        if text == known:
-            return known
-    raise UsageError(f"--fail-on {text}: use error, warning or never.")
-
-
-def validate_value(text: str) -> Any:
-    """The value of --validate.
-
-    Raises:
-        UsageError: none of the three.
-    """
-    if text not in ("none", "probe", "launch"):
-        raise UsageError(f"--validate {text}: use none, probe or launch.")
-    return text
-
-
-def write(text: str, output: Path | None) -> None:
-    """Write a finished document to the file or stdout. The file is opened only now, so a failed run leaves none.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {output}: cannot be written ({error.strerror or error})") from error
-
-
-def emit(report: Any, chosen: Format, output: Path | None) -> None:
-    """Print or write a report in a format; in a GitHub workflow the job summary too."""
-    from xpufp8.output import renderer, terminal
-
-    if chosen is Format.GITHUB and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(renderer(Format.MARKDOWN)(report))
-    if chosen is Format.RICH and output is None:
-        terminal.show(report, terminal.console_for())
-    else:
-        write(renderer(chosen)(report), output)
-
-
-def finish(report: Any, chosen: Format, output: Path | None) -> NoReturn:
-    """Emit a judged report and end with its exit code."""
-    emit(report, chosen, output)
-    raise typer.Exit(report.outcome.exit_code)
-
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -133,7 +55,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(context_settings=PASS_THROUGH, epilog=EPILOG)
+@app.command(context_settings=PASS_THROUGH, epilog=EPILOG, short_help="Will MODEL serve here, what is in the way, what to do?")
 def doctor(
     tokens: Tokens = None,
     device: Device = None,
@@ -194,7 +116,7 @@ def doctor(
     finish(judgement.apply(report), format_, output)
 
 
-@app.command(context_settings=PASS_THROUGH, epilog=EPILOG)
+@app.command(context_settings=PASS_THROUGH, epilog=EPILOG, short_help="Diagnose, plan, and become vllm serve with the plan.")
 def serve(
     tokens: Tokens = None,
     device: Device = None,
@@ -250,7 +172,7 @@ def _refuse(report: Any) -> None:
     terminal.show(report, terminal.console_for(stderr=True))
 
 
-@app.command(context_settings=PASS_THROUGH)
+@app.command(context_settings=PASS_THROUGH, short_help="Write what the probes see, to judge it elsewhere.")
 def collect(
     tokens: Tokens = None,
     device: Device = None,
@@ -282,7 +204,7 @@ def collect(
     write(dump(saved), output)
 
 
-@app.command()
+@app.command(short_help="Every custom op, and whether torch.compile can trace it.")
 def ops(
     device: Device = None,
     python: Python = None,
@@ -299,7 +221,7 @@ def ops(
     )
 
 
-@app.command()
+@app.command(short_help="vLLM's kernel tables, and what it selects here.")
 def kernels(
     device: Device = None,
     python: Python = None,
@@ -316,125 +238,15 @@ def kernels(
     )
 
 
-@app.command()
-def explain(
-    log: Annotated[str, typer.Argument(metavar="[LOG|-]", help="A log file (also gzip), or - for stdin.")] = "-",
-    format_: FormatOption = Format.RICH,
-    output: Output = None,
-    follow_up: Annotated[
-        bool, typer.Option("--follow-up", help="Run the probes that would confirm the cause on this machine.")
-    ] = False,
-    device: Device = None,
-    python: Python = None,
-    timeout: Timeout = 180.0,
-) -> None:
-    """Name the cause and the fix of a crash log.
-
-    Exit codes: 0 no failure found, 1 a cause found, 3 a failure whose cause is unknown.
-    """
-    from xpufp8 import explain as work
-    from xpufp8.follow_up import confirm
-
-    explanation = _explain(log)
-    report = work.to_report(explanation)
-    if follow_up:
-        report = confirm(report, work.confirming_probes(explanation), device=device, python=python, timeout=timeout)
-    emit(report, format_, output)
-    raise typer.Exit(work.exit_code(explanation))
-
-
-def _explain(log: str) -> Any:
-    from xpufp8.explain import explain_stream
-
-    if log == "-":
-        if sys.stdin.isatty():
-            raise UsageError("explain reads a log: give a file, or pipe one in (docker logs vllm 2>&1 | xpufp8 explain -).")
-        return explain_stream(sys.stdin.buffer, name="stdin")
-    try:
-        with Path(log).open("rb") as stream:
-            return explain_stream(stream, name=log)
-    except OSError as error:
-        raise UsageError(f"LOG {log}: cannot be read ({error.strerror or error}).") from error
-
-
-@app.command()
-def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A JSON report, or a file that collect wrote.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The later one.")],
-    format_: Annotated[Format, typer.Option("--format", help="rich, json or markdown.")] = Format.RICH,
-    output: Output = None,
-) -> None:
-    """What changed from A to B: findings, ops, kernel tables, selected kernels, speeds, versions.
-
-    Exit codes: 0 nothing got worse, 1 something did, 2 a file cannot be read.
-    """
-    from xpufp8.diff import compare
-    from xpufp8.output.diff_view import renderer
-    from xpufp8.reading import read_any
-
-    show = renderer(format_)
-    if show is None:
-        raise UsageError(f"--format {format_.value}: a comparison is rich, json or markdown.")
-    comparison = compare(read_any(before, "A"), read_any(after, "B"), str(before), str(after))
-    write(show(comparison), output)
-    raise typer.Exit(int(comparison.regressed))
-
-
-@app.command(epilog=EPILOG)
-def render(
-    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report that doctor --format json wrote.")],
-    format_: FormatOption = Format.RICH,
-    output: Output = None,
-    fail_on: FailOnOption = None,
-    policy: PolicyOption = None,
-    baseline: Baseline = None,
-) -> None:
-    """Show a saved report in another format, without diagnosing again; ends with the exit code of the diagnosis."""
-    from xpufp8.judgement import prepare
-    from xpufp8.reading import read_report
-
-    judgement = prepare(policy, baseline, fail_on_value(fail_on))
-    finish(judgement.apply(read_report(report, "REPORT")), format_, output)
-
-
-@app.command(epilog="Exit codes: 0 right · 1 wrong · 2 wrong usage · 3 the server gave no answers to judge.")
-def verify(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A running server, such as http://127.0.0.1:8000.")],
-    reference: Annotated[
-        str | None,
-        typer.Option(metavar="URL|FILE", help="A server of the same checkpoint that is right, or what --save wrote of one."),
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this server's answers, to judge another by.")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Of the server.", envvar="VLLM_API_KEY")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of lines.")] = False,
-    output: Output = None,
-) -> None:
-    """Ask a running server and judge its answers: the same again and in a batch, finite, not flat, not one token for ever.
-
-    With --reference: the same tokens, and nearly the same probabilities, as a server that is known to be right.
-    """
-    from xpufp8.output.text import clean
-    from xpufp8.verify import verify as work
-
-    found = work(url, reference=reference, save=save, key=api_key)
-    write(found.model_dump_json(indent=2) + "\n" if as_json else clean(found.text()), output)
-    raise typer.Exit(found.exit_code())
-
-
-@app.command()
-def rule(code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A rule's code, such as KRN001.")] = None) -> None:
-    """A rule's page, or the list of all rules."""
-    from xpufp8.pages import listing, page
-
-    sys.stdout.write(listing() if code is None else page(code))
-
-
-@app.command()
-def schema() -> None:
-    """The JSON Schema of the report."""
-    from xpufp8.output.json_report import schema as text
-
-    sys.stdout.write(text())
+app.command(short_help="The cause and the fix of a crash log.")(cli_reports.explain)
+app.command(short_help="What changed between two reports.")(cli_reports.diff)
+app.command(epilog=EPILOG, short_help="A saved report in another format.")(cli_reports.render)
+app.command(
+    epilog="Exit codes: 0 right · 1 wrong · 2 wrong usage · 3 the server gave no answers to judge.",
+    short_help="Ask a running server, and judge its answers.",
+)(cli_reports.verify)
+app.command(short_help="A rule's page, or the list of all rules.")(cli_reports.rule)
+app.command(short_help="The JSON Schema of the report.")(cli_reports.schema)
 
 
 def main() -> NoReturn:

@@ -36,7 +36,7 @@ def run_table(
     Raises:
         xpufp8.errors.UsageError: a device, interpreter or path that cannot be used.
     """
-    from xpufp8.cli import write
+    from xpufp8.cli_options import write
     from xpufp8.output.text import clean
 
     if chosen not in (Format.RICH, Format.JSON):
