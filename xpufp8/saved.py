@@ -70,7 +70,7 @@ def read(path: Path) -> Saved:
     """A facts file, or the probes of a JSON report.
 
     Raises:
-        UsageError: unreadable, or neither of the two.
+        UsageError: unreadable, neither of the two, or a report about a model (it does not hold the model's config.json).
     """
     try:
         if path.stat().st_size > LARGEST:
@@ -81,6 +81,11 @@ def read(path: Path) -> Saved:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--facts {path}: is not JSON. Give a file that `xpufp8 collect` wrote.") from error
     if isinstance(data, dict) and "schema_version" in data and isinstance(data.get("target"), dict):
+        if model := data["target"].get("model"):
+            raise UsageError(
+                f"--facts {path}: a report about {model}, without the config.json that a new judgement needs. "
+                f"`xpufp8 render {path}` shows it; `xpufp8 collect MODEL` writes a file that can be judged again."
+            )
         data = {**data["target"], "facts_version": "1", "probes": data.get("probes", []), "model": None, "typed": []}
     try:
         return Saved.model_validate(data)

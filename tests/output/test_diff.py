@@ -229,12 +229,24 @@ def test_a_report_of_a_later_version_is_judged_again_from_its_facts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = json.loads((DATA / f"{name}.json").read_bytes())
+    data["target"]["model"] = None  # a report holds the facts of the installation, not the config.json of a model
+    (tmp_path / "earlier.json").write_text(json.dumps(data))
     (tmp_path / "later.json").write_text(json.dumps(later(data)))
-    old = run(capsys, monkeypatch, "doctor", "--facts", DATA / f"{name}.json", "--format", "json")
+    old = run(capsys, monkeypatch, "doctor", "--facts", "earlier.json", "--format", "json")
     new = run(capsys, monkeypatch, "doctor", "--facts", "later.json", "--format", "json")
     assert old[0] == new[0] != 2
     for key in ("verdict", "findings", "plan"):
         assert json.loads(old[1])[key] == json.loads(new[1])[key]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_report_about_a_model_is_not_judged_without_it(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, said = run(capsys, monkeypatch, "doctor", "--facts", DATA / f"{name}.json")
+    assert (code, out) == (2, "")
+    assert f"a report about {recorded(name).target.model}, without the config.json" in said
+    assert "xpufp8 collect MODEL" in said
 
 
 def earlier(value: Any, optional: set[str]) -> Any:
