@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,7 @@ from pydantic import ValidationError
 
 from xpufp8.errors import UsageError
 from xpufp8.report import SCHEMA_VERSION, Report
-from xpufp8.saved import LARGEST, Saved, diagnose_saved
-
-
-def read_data(path: Path, said: str) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Args:
-        path: The file.
-        said: How the file was given (``--baseline``), for the message.
-
-    Raises:
-        UsageError: unreadable, too large, or no JSON object.
-    """
-    name = f"{said} {path}".strip()
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{name}: larger than any report ({LARGEST >> 20} MiB)")
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name}: is not JSON. Give a report (--format json) or a file that `xpufp8 collect` wrote.") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{name}: neither a report nor a facts file.")
-    return data
+from xpufp8.saved import as_saved, diagnose_saved, read_data
 
 
 def as_report(data: dict[str, Any], name: str) -> Report:
@@ -74,12 +49,4 @@ def read_any(path: Path, said: str) -> Report:
     data = read_data(path, said)
     if "schema_version" in data:
         return as_report(data, f"{said} {path}".strip())
-    if "facts_version" not in data:
-        raise UsageError(f"{said} {path}: neither a report nor a facts file.".strip())
-    try:
-        saved = Saved.model_validate(data | {"facts_version": "1"})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{said} {path}: not a facts file ({place}: {first['msg']})".strip()) from error
-    return diagnose_saved(saved)
+    return diagnose_saved(as_saved(data, f"{said} {path}".strip()))

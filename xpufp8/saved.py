@@ -66,35 +66,63 @@ def dump(saved: Saved) -> str:
     return json.dumps(saved.model_dump(mode="json"), indent=1) + "\n"
 
 
+def read_data(path: Path, said: str) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Args:
+        path: The file.
+        said: How the file was given (``--baseline``), for the message.
+
+    Raises:
+        UsageError: unreadable, too large, or no JSON object.
+    """
+    name = f"{said} {path}".strip()
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{name}: larger than any report ({LARGEST >> 20} MiB)")
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name}: is not JSON. Give a report (--format json) or a file that `xpufp8 collect` wrote.") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{name}: neither a report nor a facts file.")
+    return data
+
+
+def as_saved(data: dict[str, Any], name: str) -> Saved:
+    """A facts file from its data. One of a later version is read as far as this version understands it.
+
+    Raises:
+        UsageError: what this version needs is missing or has another form.
+    """
+    if "facts_version" not in data:
+        raise UsageError(f"{name}: neither a report nor a facts file. Give a file that `xpufp8 collect` wrote.")
+    try:
+        return Saved.model_validate(data | {"facts_version": "1"})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{name}: not a facts file ({place}: {first['msg']}). Give a file that `xpufp8 collect` wrote."
+        ) from error
+
+
 def read(path: Path) -> Saved:
     """A facts file, or the probes of a JSON report.
 
     Raises:
         UsageError: unreadable, neither of the two, or a report about a model (it does not hold the model's config.json).
     """
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"--facts {path}: larger than any facts file ({LARGEST >> 20} MiB)")
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"--facts {path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--facts {path}: is not JSON. Give a file that `xpufp8 collect` wrote.") from error
-    if isinstance(data, dict) and "schema_version" in data and isinstance(data.get("target"), dict):
+    data = read_data(path, "--facts")
+    if "schema_version" in data and isinstance(data.get("target"), dict):
         if model := data["target"].get("model"):
             raise UsageError(
                 f"--facts {path}: a report about {model}, without the config.json that a new judgement needs. "
                 f"`xpufp8 render {path}` shows it; `xpufp8 collect MODEL` writes a file that can be judged again."
             )
         data = {**data["target"], "facts_version": "1", "probes": data.get("probes", []), "model": None, "typed": []}
-    try:
-        return Saved.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"--facts {path}: not a facts file ({place}: {first['msg']}). Give a file that `xpufp8 collect` wrote."
-        ) from error
+    return as_saved(data, f"--facts {path}")
 
 
 def diagnose_saved(saved: Saved) -> Report:
