@@ -116,6 +116,27 @@ class MoeKindFact:
 
 
 @dataclass(frozen=True)
+class MixedDtypeFact:
+    """float16 beside bfloat16 where one of them is meant.
+
+    Only these two: float32 is what vLLM's models make norms, scales and recurrent decay in on purpose, and where one is there by accident,
+    the first product that it meets ends the trace. Quantized layers keep what their method put there and are left out, but for a bias.
+    """
+
+    where: Literal["layer", "op"]
+    """``layer``: parameters and buffers of one module and those inside it. ``op``: tensors that met in one call of a custom op,
+    with the parameters of the layer whose name the op was given."""
+    subject: str
+    """Class of the layer, or the op."""
+    pattern: str
+    """Names of the layers."""
+    count: int
+    """How many such layers (or calls) the rank has."""
+    tensors: list[str] = field(default_factory=list)
+    """``dt_bias float16``: every 16-bit tensor, those of the other dtype than the model's first; of the rest at most four."""
+
+
+@dataclass(frozen=True)
 class ReachedOpFact:
     """One custom op that the model's forward pass reaches."""
 
@@ -223,6 +244,8 @@ class ModelTraceFacts:
     """Custom ops inside a region that torch.compile traces: these must have a fake."""
     ops_outside: list[ReachedOpFact] = field(default_factory=list)
     """Custom ops reached only outside; a missing fake does no harm there."""
+    mixed: list[MixedDtypeFact] = field(default_factory=list)
+    """Layers and calls with float16 and bfloat16 side by side."""
     memory: MemoryFact | None = None
     messages: list[str] = field(default_factory=list)
     """Lines of vLLM's own log that say what it chose (backends, kernels, fallbacks)."""

@@ -76,6 +76,16 @@ def tracing_of(op: Any, inferred: set[str]) -> str:
     return "trivial" if op._schema.is_mutable and not op._schema.returns else "none"
 
 
+def by_name(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by the names of the op's schema."""
+    return {**{a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}, **kwargs}
+
+
+def _example(value: Any) -> Any:
+    """The fake tensor that a node of Dynamo's graph stands for; anything else as it is."""
+    return value.meta.get("example_value") if hasattr(value, "meta") and hasattr(value, "graph") else value
+
+
 @dataclass
 class Call:
     """How often one op was called in one region, and by which layers."""
@@ -88,6 +98,8 @@ class Call:
     tracing: str = "undetermined"
     dimensions: int = 0
     """Most dimensions that its first tensor had."""
+    mixed: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By layer: 16-bit tensors of a call in which both 16-bit dtypes met, name to dtype."""
 
 
 class Recorder:
@@ -97,6 +109,8 @@ class Recorder:
         self.calls: dict[tuple[str, Region, str], Call] = {}
         self.names: dict[int, str] = {}
         """Module identity to its name in the model."""
+        self.layers: dict[str, Any] = {}
+        """Layers that opaque ops are told by name."""
         self.inferred: set[str] = set()
         """Ops whose fake this trace put there."""
         self.graphs = 0
@@ -116,19 +130,27 @@ class Recorder:
         """Learn the names of a model's modules."""
         self.names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
 
-    def note(self, op: Any, region: Region, layer: str, dimensions: int = 0) -> None:
-        """Count one call. ``dimensions`` are those of its first tensor."""
+    def note(self, op: Any, region: Region, layer: str, values: dict[str, Any]) -> None:
+        """Count one call. ``values``: its arguments by name."""
+        from probes.trace_dtypes import meeting
+
         key = (op_name(op), region, self.via)
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = Call(op, region, self.via, tracing=tracing_of(op, self.inferred))
         call.calls[layer] = call.calls.get(layer, 0) + 1
-        call.dimensions = max(call.dimensions, dimensions)
+        first = next((v for v in values.values() if hasattr(v, "shape")), None)
+        call.dimensions = max(call.dimensions, len(getattr(first, "shape", ())))
+        mixed = meeting(values, self.layers)
+        if mixed:
+            call.mixed.setdefault(layer, mixed)
 
     # -- compiled region -----------------------------------------------------------------------------------------------
 
     def backend_of(self, module: Any) -> Callable[..., Any]:
         """A Dynamo backend for one compiled module: notes the graph's ops and runs the graph as it is."""
+        from torch.utils._pytree import tree_map
+
         identity = id(module)
 
         def record(graph: Any, example_inputs: Any, **kwargs: Any) -> Any:
@@ -137,8 +159,8 @@ class Recorder:
             for node in graph.graph.nodes:
                 op = overload_of(node.target) if node.op == "call_function" else None
                 if op is not None and is_custom(op):
-                    first = next((a.meta.get("example_value") for a in node.args if hasattr(a, "meta")), None)
-                    self.note(op, "compiled", self._layer_of(node, owner), len(getattr(first, "shape", ())))
+                    arguments, named = tree_map(_example, (node.args, node.kwargs))
+                    self.note(op, "compiled", self._layer_of(node, owner), by_name(op, arguments, named))
 
             def run(*args: Any) -> Any:
                 self.inside += 1
@@ -172,8 +194,7 @@ class Recorder:
         if body is not None and not self.via:
             self.pending.setdefault((str(op._schema.name), pattern(layer)), (op, args, kwargs))
         if not self.inside:
-            first = next((a for a in args if hasattr(a, "shape")), None)
-            self.note(op, "outside", layer, len(getattr(first, "shape", ())))
+            self.note(op, "outside", layer, by_name(op, args, kwargs))
 
     def _calling_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         for value in (*args, *kwargs.values()):

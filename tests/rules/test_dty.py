@@ -9,6 +9,7 @@ from device_cases import RUN, findings
 
 from probes.device_facts import CacheDtypeFact, DtypeAgreementFacts, DtypeSupportFact, KernelDtypeFact, OpOutputFact
 from probes.facts import ErrorFact, Frame, KernelTableFacts, SelectionFact
+from probes.model_facts import MixedDtypeFact, ModelTraceFacts
 
 
 def call(returned: str | None, dtype: str = "bfloat16", weight: str = "float8_e4m3fn", **more: Any) -> KernelDtypeFact:
@@ -88,3 +89,27 @@ def test_a_cache_dtype_that_no_backend_takes() -> None:
     assert (found.code, found.fixes[0].action) == ("DTY005", "without --kv-cache-dtype")
     taken = DtypeAgreementFacts(RUN, "bfloat16", cache=[CacheDtypeFact("fp8", "bfloat16", 128, "FlashAttention")])
     assert findings("dtype_agreement", taken) == []
+
+
+def traced(*mixed: MixedDtypeFact, dtype: str = "bfloat16") -> Any:
+    facts = ModelTraceFacts(
+        "sim:arc-pro-b60", "simulated", "arc-pro-b60", "m", "0.32.0", "2.11.0", None, dtype=dtype, mixed=list(mixed)
+    )
+    return [f for f in findings("model_trace", facts, device="sim:arc-pro-b60", dtype=dtype) if f.code == "DTY006"]
+
+
+GDN = "model.layers.*.linear_attn"
+LAYER = MixedDtypeFact("layer", "QwenGatedDeltaNetAttention", GDN, 48, ["dt_bias float16", "norm.weight bfloat16"])
+CALL = MixedDtypeFact("op", "vllm::gdn", GDN, 48, ["out bfloat16", "dt_bias of the layer float16"])
+
+
+def test_dtypes_that_meet_in_an_op_stop_and_those_that_only_lie_together_warn() -> None:
+    assert traced() == []
+    (met,) = traced(LAYER, CALL)
+    assert (met.severity, met.subject, [f.action for f in met.fixes]) == ("error", f"vllm::gdn {GDN}", ["--dtype float16"])
+    assert [e.observed.partition(" ")[0] for e in met.evidence] == ["vllm::gdn", "QwenGatedDeltaNetAttention"]
+    (held,) = traced(LAYER)
+    assert (held.severity, held.affects) == ("warning", [GDN])
+    buffer = MixedDtypeFact("op", "vllm::gdn", GDN, 48, ["out float16", "x bfloat16"])
+    assert [f.severity for f in traced(LAYER, buffer)] == ["error", "warning"]
+    assert [f.action for f in traced(CALL, dtype="float16")[0].fixes] == ["--dtype bfloat16"]

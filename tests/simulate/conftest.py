@@ -29,12 +29,20 @@ SMALL = {
 }  # fmt: skip
 """Thirteen small layers of three kinds: linear attention with experts or dense, full attention with experts."""
 
+HYBRID = {
+    "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "mamba_d_ssm": 512,
+    "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""Attention and Mamba 2 side by side in each layer."""
+
 
 def jobs(folder: Path) -> dict[str, dict[str, Any]]:
     """What the session traces."""
-    small = folder / "small"
-    small.mkdir()
-    (small / "config.json").write_text(json.dumps(SMALL))
+    small, hybrid = folder / "small", folder / "hybrid"
+    for path, config in ((small, SMALL), (hybrid, HYBRID)):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
     fp8 = ["--quantization", "fp8"]
     real: dict[str, tuple[str, list[str]]] = {
         "openhermes": ("OpenHermes-2.5-Mistral-7B", []),
@@ -52,9 +60,13 @@ def jobs(folder: Path) -> dict[str, dict[str, Any]]:
     }
     made = {name: {"model": str(MODELS / model), "args": args} for name, (model, args) in real.items()}
     made["pipeline-last"] = {**made["pipeline"], "options": {"rank": 1}}
+    made["hybrid"] = {"model": str(hybrid), "args": fp8}
     for name, args in (("small", []), ("small-fp8", fp8)):
         made[name] = {"model": str(small), "args": args}
         made[f"{name}-whole"] = {"model": str(small), "args": args, "options": {"whole": True}}
+    made["half-bias"] = {"model": str(small), "args": fp8, "fault": "half_bias"}
+    made["half-work-buffer"] = {"model": str(small), "args": fp8, "fault": "half_work_buffer"}
+    made["half-work-buffer-float16"] = {"model": str(small), "args": [*fp8, "--dtype", "float16"], "fault": "half_work_buffer"}
     return made
 
 

@@ -28,6 +28,7 @@ REACH_THE_END = (
     "embedding",
     "small",
     "small-fp8",
+    "hybrid",
 )
 
 
@@ -127,3 +128,22 @@ def test_the_cache_is_sized_by_vllm(traced: Traced) -> None:
     assert memory.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2
     assert memory.kv_needed_bytes == memory.kv_bytes_per_token * 32768
     assert memory.device_bytes == 24385683456
+
+
+def test_healthy_models_mix_no_dtypes(traced: Traced) -> None:
+    names = (*REACH_THE_END, "half-work-buffer-float16")
+    assert {name: traced(name).mixed for name in names if traced(name).mixed} == {}
+
+
+@pytest.mark.parametrize(("name", "odd"), [("half-bias", "dt_bias of the layer"), ("half-work-buffer", "core_attn_out")])
+def test_a_float16_tensor_in_a_bfloat16_layer_is_seen_where_an_op_reads_both(traced: Traced, name: str, odd: str) -> None:
+    facts = traced(name)
+    (call,) = [one for one in facts.mixed if one.where == "op"]
+    assert (call.subject, call.pattern) == ("vllm::gdn_attention_core_xpu", "model.layers.*.linear_attn")
+    assert call.count == 10
+    assert f"{odd} float16" in call.tensors
+    assert "projected_states_qkvz bfloat16" in call.tensors
+    layers = [(one.subject, one.count, one.tensors[0]) for one in facts.mixed if one.where == "layer"]
+    assert layers == ([("QwenGatedDeltaNetAttention", 10, "dt_bias float16")] if name == "half-bias" else [])
+    # The op is opaque to the trace, so nothing else fails: this is what strikes at the first request.
+    assert {stage.status for stage in facts.stages} == {"done"}

@@ -1,10 +1,13 @@
-"""DTY: do the kernels that vLLM selects return what the model goes on with? Judged on real calls on the real device."""
+"""DTY: do the kernels that vLLM selects return what the model goes on with, and do a layer's own tensors agree? The first is judged
+on real calls on the real device, the second on the traced model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from probes.device_facts import DtypeAgreementFacts, KernelDtypeFact, OpOutputFact
+from probes.model_facts import MixedDtypeFact, ModelTraceFacts
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
 from xpufp8.rules.device_common import concerns, disable, dtype_of, layers_of, place, said, selection, shape_text, where
@@ -207,4 +210,53 @@ def cache_dtype(self: Rule, case: Case) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-RULES = (output_dtype, wrong_fake, call_fails, device_dtype, cache_dtype)
+@rule("DTY006", "float16 and bfloat16 meet inside one layer", "error", needs=("model_trace",))
+def mixed(self: Rule, case: Case) -> Iterator[Finding]:
+    """The traced model hands both 16-bit dtypes to one custom op, or holds a tensor of the other one beside those of its own dtype.
+
+    ## What it means
+    Some code makes a buffer or a parameter in a fixed dtype instead of the model's. An op that reads both checks for it and
+    raises, or takes the bits of one for the other. Only float16 beside bfloat16 counts: float32 is what models keep norms,
+    scales and decay in on purpose, and quantized layers hold what their method put there.
+
+    ## Why it matters
+    It strikes at the first request, after the start: `dt_bias dtype must match core_attn_out dtype (float16/bfloat16), but got
+    dt_bias=BFloat16, core_attn_out=Half`.
+
+    ## How it looks
+    `vllm::gdn_attention_core_xpu: core_attn_out float16, projected_states_qkvz bfloat16`. A tensor that no op was seen to read beside
+    the others is a warning.
+
+    ## How it is fixed
+    `--dtype` with the dtype that the code has fixed, tried by tracing again. Where that too leaves a mixture, the model's code must
+    be mended.
+    """
+    facts = case.get("model_trace", ModelTraceFacts)
+    if facts is None:
+        return
+    calls = [one for one in facts.mixed if one.where == "op"]
+    read = {name.partition(" of the layer")[0] for one in calls for name in _names(one)}
+    alone = [
+        one for one in facts.mixed if one.where == "layer" and not read & {n.rpartition(".")[2] for n in _names(one, facts.dtype)}
+    ]
+    for one in (*calls, *alone):
+        others = sorted({dtype for _, _, dtype in (t.rpartition(" ") for t in one.tensors)} - {facts.dtype})
+        beside = [o for o in facts.mixed if o.where == "layer" and one.where == "op" and o.pattern == one.pattern]
+        shown = [Evidence(probe="model_trace", mode=facts.mode, observed=f"{o.subject} ({o.pattern}, {o.count}): {', '.join(o.tensors)}")
+                 for o in (one, *beside)]  # fmt: skip
+        cost = "the model computes in another dtype than it was made for; float16 overflows beyond 65504"
+        meet = "meet in one call of" if one.where == "op" else "stand side by side in"
+        yield self.finding(
+            f"{one.subject} {one.pattern}".strip(),
+            f"float16 and bfloat16 {meet} {one.subject}, in a model that is served in {facts.dtype}.",
+            shown, fixes=[Fix(kind="flag", action=f"--dtype {dtype}", cost=cost) for dtype in others],
+            severity=None if one.where == "op" else "warning", affects=[one.pattern] if one.pattern else [],
+        )  # fmt: skip
+
+
+def _names(one: MixedDtypeFact, without: str | None = None) -> set[str]:
+    """Names of a fact's tensors; ``without`` leaves out those of a dtype."""
+    return {name for name, _, dtype in (text.rpartition(" ") for text in one.tensors) if dtype != without}
+
+
+RULES = (output_dtype, wrong_fake, call_fails, device_dtype, cache_dtype, mixed)
