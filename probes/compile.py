@@ -1,4 +1,4 @@
-"""Probe ``compile``: torch.compile on the model's FP8 linear, norm and activation, each stage apart.
+"""Probe ``compile``: torch.compile on the model's FP8 linear, norm, activation and attention, each stage apart.
 
 The stages are those in which reports fail: Dynamo's trace (whole graph, as vLLM demands), AOT, Inductor's code generation with
 its compilers, autotuning, the first run (also against eager), graph capture. Where one fails, settings that avoid just that
@@ -11,12 +11,13 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from probes.compile_stages import Attempt, avoid, take
+from probes.device_attention import attention
 from probes.device_facts import CompileFacts, CompileSubjectFact
 from probes.device_layers import Bench, bench, default_dtype, schemes, unknown_run
 from probes.device_operands import activations, make
@@ -40,8 +41,11 @@ def observe(context: Context) -> CompileFacts:
         with bench(context) as made:
             compiler, trouble = _compiler()
             version, backends = _triton()
-            subjects = _subjects(made, dtype)
-            return CompileFacts(made.run, dtype, str(folder), why, compiler, trouble, version, backends, subjects)
+            with ExitStack() as stack:
+                backend, notes = _with_attention(made, dtype, stack)
+                subjects = _subjects(made, dtype, backend)
+            run = replace(made.run, notes=[*made.run.notes, *notes])
+            return CompileFacts(run, dtype, str(folder), why, compiler, trouble, version, backends, subjects)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -91,11 +95,16 @@ def _triton() -> tuple[str | None, list[str]]:
     return str(triton.__version__), sorted(backends)
 
 
-def _subjects(made: Bench, dtype: str) -> list[CompileSubjectFact]:
+def _with_attention(made: Bench, dtype: str, stack: ExitStack) -> tuple[tuple[str, Any, str | None], list[str]]:
+    """The model's attention as a part, and a note where torch's own stands for it."""
+    module, backend, why = attention(made, dtype, ROWS, ALONE[1], stack)
+    note = f"attention is torch's own (scaled_dot_product_attention), because vLLM's layer was not made alone: {why}"
+    return ("attention", module, backend), [] if backend is not None else [note]
+
+
+def _subjects(made: Bench, dtype: str, attention_part: tuple[str, Any, str | None]) -> list[CompileSubjectFact]:
     """The whole of a layer's parts; apart where it fails."""
-    parts = _parts(made, dtype)
-    if not parts:
-        return []
+    parts = [*_parts(made, dtype), attention_part]
     whole = _run(
         made, Attempt("layer", _chain([p for _, p, _ in parts]), _input(made, dtype)), " + ".join(n for n, _, _ in parts)
     )

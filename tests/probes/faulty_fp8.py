@@ -13,6 +13,7 @@ BLOCK = 128
 FAULTS = (
     "none", "fp16", "wrong-stride", "scale-neighbour", "scale-transposed", "scale-missing", "e5m2", "one-column",
     "nan-on-zero-block", "wrong-at-257", "bias-missing", "doubled", "raises", "breaks-codegen", "breaks-graph",
+    "breaks-attention",
 )  # fmt: skip
 
 
@@ -87,7 +88,8 @@ def _op() -> Any:
 
 
 def register() -> None:
-    """Entry point: put the kernels first."""
+    """Entry point: put the kernels first, and an attention that can be told to break the graph."""
+    import torch
     import vllm.model_executor.kernels.linear as linear
     from vllm.platforms import PlatformEnum
 
@@ -129,3 +131,14 @@ def register() -> None:
         row = table.setdefault(PlatformEnum.CPU, [])
         if kernel.__name__ not in [k.__name__ for k in row]:
             row.insert(0, kernel)
+
+    from vllm.model_executor.layers.attention import Attention
+
+    attend = Attention.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("FAULT") == "breaks-attention":
+            torch._dynamo.graph_break()
+        return attend(self, *args, **kwargs)
+
+    Attention.forward = forward

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_children import ask, judge, plugin
+from device_children import ROOT, ask, judge, plugin
 
 from probes.compile import observe
 from probes.device_facts import CompileFacts
@@ -14,6 +14,11 @@ from probes.protocol import Context
 
 CONTEXT: dict[str, Any] = {"device": "cpu", "options": {"dtype": "bfloat16", "schemes": ["fp8-channel-token"]}}
 SCHEME = "fp8-channel-token"
+LLAMA = {
+    **CONTEXT,
+    "model": str(ROOT / "tests" / "data" / "models" / "Llama-3.1-8B-Instruct"),
+    "vllm_args": ["--max-model-len", "512"],
+}
 
 
 def stages(facts: CompileFacts, subject: int = 0) -> dict[str, str]:
@@ -29,11 +34,15 @@ def test_simulated_device_is_unknown_without_torch() -> None:
 
 @pytest.mark.sim
 def test_what_compiles_has_no_finding_and_no_graph_on_the_cpu(tmp_path: Path) -> None:
-    (answer,) = ask(tmp_path, [("compile", "none", CONTEXT)], VLLM_CACHE_ROOT=str(tmp_path / "vllm"))
+    (answer,) = ask(tmp_path, [("compile", "none", LLAMA)], VLLM_CACHE_ROOT=str(tmp_path / "vllm"))
     facts: CompileFacts = answer[3]
     assert stages(facts) == {"trace": "pass", "aot": "pass", "codegen": "pass", "run": "pass", "capture": "unknown"}
     assert (facts.cache_error, facts.compiler_error) == (None, None)
     assert judge("compile", facts, SCHEME) == []
+    # vLLM's own attention layer ran, with a cache and metadata of its own: its op is in the graph, and no note says otherwise.
+    assert "vllm::unified_attention_with_output" in facts.subjects[0].ops
+    assert (facts.subjects[0].kernel or "").endswith(", CPU_ATTN")
+    assert not [note for note in facts.run.notes if "attention" in note]
     assert not list((tmp_path / "vllm" / "torch_compile_cache").iterdir()), "the probe leaves nothing behind"
 
 
@@ -59,6 +68,7 @@ def test_no_compiler_and_an_unwritable_cache_are_two_things(tmp_path: Path) -> N
 def test_an_op_that_breaks_in_codegen_and_one_that_breaks_the_graph(tmp_path: Path) -> None:
     path = plugin(tmp_path)
     asked = [("compile", fault, CONTEXT) for fault in ("breaks-codegen", "breaks-graph", "none")]
+    asked.append(("compile", "breaks-attention", LLAMA))
     answers = {fault: facts for _, fault, _, facts in ask(tmp_path, asked, path=path, VLLM_CACHE_ROOT=str(tmp_path / "vllm"))}
 
     broken: CompileFacts = answers["breaks-codegen"]
@@ -79,6 +89,14 @@ def test_an_op_that_breaks_in_codegen_and_one_that_breaks_the_graph(tmp_path: Pa
     right: CompileFacts = answers["none"]
     assert judge("compile", right, SCHEME) == []
     assert "faulty::gemm" in right.subjects[0].ops
+    # Without a model vLLM's layer cannot be made: torch's attention stands for it, and a note says so.
+    assert right.subjects[0].name.endswith(" + attention")
+    assert any("attention is torch's own" in note and "no model was given" in note for note in right.run.notes)
+
+    broken = answers["breaks-attention"]
+    assert [(s.name, s.kernel) for s in broken.subjects] == [("attention", "CPU_ATTN")]
+    (finding,) = judge("compile", broken, SCHEME)
+    assert (finding.code, finding.subject) == ("CMP001", "attention")
 
 
 def test_eager_as_typed_makes_compilation_nobodys_matter() -> None:
