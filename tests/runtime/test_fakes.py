@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 pytestmark = pytest.mark.sim
 torch = pytest.importorskip("torch")
 
+from reference_cases import cases  # noqa: E402
+from reference_gemms import fp8_gemm, w8a16, w8a16_trans_b  # noqa: E402
 from torch._functorch import config as functorch_config  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
@@ -30,30 +34,7 @@ SCHEMAS = {
 }
 
 
-def onednn_output(a: Any, n: int, dtype: Any) -> Any:
-    """The reference kernels' output tensor, by the arithmetic of the C++ function, on real integers."""
-    k = a.shape[-1]
-    strides = [int(step / k) * n if step % k == 0 else int(step // k * n) for step in a.stride()[:-1]]
-    return torch.empty_strided((*a.shape[:-1], n), (*strides, a.stride(-1)), dtype=dtype)
-
-
-def reference_w8a16(a: Any, b: Any, scale: Any, bias: Any) -> Any:
-    """``fp8_gemm_w8a16`` without ``trans_B``: B is [K, N]."""
-    wide = a.float() @ (b.float() * (1.0 if scale is None else scale.float().reshape(1, -1)))
-    return onednn_output(a, b.shape[1], a.dtype).copy_(wide if bias is None else wide + bias.float())
-
-
-def reference_trans_b(a: Any, b: Any, trans: bool, scale: Any, bias: Any) -> Any:
-    return reference_w8a16(a, b.t() if trans else b, scale, bias)
-
-
-def reference_fp8_gemm(a: Any, b: Any, out_dtype: Any, a_scale: Any, b_scale: Any, bias: Any) -> Any:
-    wide = torch.matmul(a.float(), b.float()) * (1.0 if a_scale is None else a_scale) * (1.0 if b_scale is None else b_scale)
-    return onednn_output(a, b.shape[-1], out_dtype or torch.float16).copy_(wide)
-
-
-REFERENCES = {"w8a16": reference_w8a16, "w8a16_trans_b": reference_trans_b, "anonymous": reference_trans_b,
-              "fp8_gemm": reference_fp8_gemm}  # fmt: skip
+REFERENCES = {"w8a16": w8a16, "w8a16_trans_b": w8a16_trans_b, "anonymous": w8a16_trans_b, "fp8_gemm": fp8_gemm}
 
 
 @pytest.fixture
@@ -66,13 +47,11 @@ def define(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         namespace = f"xpufp8_test_{id(libraries)}_{next(counter)}"
         library = torch.library.Library(namespace, "DEF")
         libraries.append(library)
-        library.define(f"op{SCHEMAS[kind]}")
+        library.define(f"op{SCHEMAS.get(kind, kind)}")
         library.impl("op", reference or REFERENCES[kind], "CPU")
         if fake is not None:
             torch.library.register_fake(f"{namespace}::op", fake, lib=library)
         rows = [row for row in fakes.table() if row.op == like]
-        from dataclasses import replace
-
         renamed = tuple(replace(row, op=f"{namespace}::op") for row in rows)
         monkeypatch.setattr(fakes_xpu, "FAKES", renamed)
         monkeypatch.setattr(fakes_ipex, "FAKES", ())
@@ -185,7 +164,7 @@ def wrong(**changes: Any) -> Any:
 )  # fmt: skip
 def test_wrong_fake_is_refused(fake: Any, said: str) -> None:
     sample = (torch.randn(2, 7, 32).bfloat16(), torch.randn(32, 48).to(E4M3), torch.ones(1), None)
-    compared = verify.compare("x::y", reference_w8a16, fake, [sample])
+    compared = verify.compare("x::y", w8a16, fake, [sample])
     assert compared.outcome == "differs"
     assert said in compared.differences[0]
     with pytest.raises(RepairError, match="refused"):
@@ -231,6 +210,57 @@ def test_unknown_generation_gets_no_fake(define: Any) -> None:
     assert not fakes.traces_already(op)
 
 
+def test_other_op_of_the_same_name_and_number_of_arguments_gets_no_fake(define: Any) -> None:
+    """IPEX has a ``grouped_topk`` for each device; that for XPU names no argument, and returns other things than that for CPU."""
+    xpu = "(Tensor _0, Tensor _1, int _2, bool _3, int _4, int _5, str _6, Tensor? _7) -> (Tensor, Tensor, Tensor, Tensor)"
+    name, op = define(xpu, "torch_ipex::grouped_topk", reference=w8a16)
+    assert fakes.known_fake(op) is None
+    with pytest.raises(RepairError, match="not known"):
+        fakes.apply(name)
+
+
+def test_op_made_in_python_without_a_fake_is_not_taken_for_traceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.library.custom_op`` registers a stand-in that only complains; the live probe must say of such an op what this does."""
+    from probes import op_tracing
+
+    schema = SCHEMAS["w8a16"]
+    op = torch.library.custom_op("xpufp8_test_made::op", lambda *args: w8a16(*args), mutates_args=(), schema=schema)
+    overload = torch.ops.xpufp8_test_made.op.default
+    arguments = (torch.randn(2, 3, 32).bfloat16(), torch.randn(32, 48).to(E4M3), None, None)
+    compiled = torch.compile(lambda *a: overload(*a), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="no fake impl registered"):
+        compiled(*arguments)
+    assert not fakes.traces_already(overload)
+    assert op_tracing.registered_tracing(overload) == "none"
+    rows = tuple(replace(row, op="xpufp8_test_made::op") for row in fakes_xpu.FAKES if row.op == "_xpu_C::fp8_gemm_w8a16")
+    monkeypatch.setattr(fakes_xpu, "FAKES", rows)
+    assert "registered" in fakes.apply("xpufp8_test_made::op")
+    assert fakes.traces_already(overload)
+    assert op_tracing.registered_tracing(overload) == "fake"
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(lambda *a: overload(*a), fullgraph=True, backend="eager")(*arguments), overload(*arguments))
+    assert op is not None
+
+
+def test_padding_of_the_convolution_follows_the_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "vllm_xpu_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fakes_xpu.built_for_xe2()
+    (package / "_xpu_C.abi3.so").write_text("")
+    assert not fakes_xpu.built_for_xe2()
+    (package / "libgdn_attn_kernels_xe_2.so").write_text("")
+    assert fakes_xpu.built_for_xe2()
+
+
+def test_experts_that_write_to_their_input_are_refused() -> None:
+    arguments = next(case for case in cases() if case.op == "torch_ipex::fused_experts").make(2)
+    row = next(row for row in fakes_ipex.FAKES if row.op == "torch_ipex::fused_experts")
+    with pytest.raises(RepairError, match="inplace"):
+        row.output({**arguments, "inplace": True})
+
+
 def test_missing_op_stops_with_what_was_looked_for() -> None:
     with pytest.raises(RepairError, match=r"no such op.*vllm_xpu_kernels"):
         fakes.apply("_xpu_C::fp8_gemm_w8a16")
@@ -246,43 +276,21 @@ def symbolic(mode: Any, x: Any) -> Any:
     return mode.from_tensor(x, symbolic_context=context, source=ConstantSource("x"))
 
 
-def sample_arguments() -> dict[str, dict[str, Any]]:
-    """Arguments for every row of the tables, the first size of the first input being the one that varies."""
-    x, e = torch.empty, torch.float8_e4m3fn
-    gemm = {"A": x(6, 64), "B": x(64, 32), "A_": x(6, 64), "A_scale": x(6, 1), "A_zp": x(6, 1), "B_scale": x(1), "B_zp": x(1)}
-    hyper = {"residual": x(6, 4, 64, dtype=torch.bfloat16), "x": x(6, 64), "post_layer_mix": x(6, 4), "comb_res_mix": x(6, 4, 4)}
-    everything: dict[str, Any] = {
-        **gemm, **hyper, "trans_B": False, "out_dtype": torch.bfloat16, "group_size": 64, "g_idx": None, "out": x(6, 32),
-        "ptr_D": x(6, 32), "q": x(6, 4, 64), "kv": x(9, 64), "q_fp8": x(6, 1, 4, 64), "max_model_len": 128,
-        "attn_output": x(6, 8, 512), "n_groups": 2, "heads_per_group": 4, "query": x(6, 4, 64), "key": x(6, 2, 64),
-        "is_neox_style": False, "projected_states_qkvz": x(6, 64), "spec_token_indx": x(6), "num_k_heads": 4, "num_v_heads": 8,
-        "head_k_dim": 16, "head_v_dim": 16, "tp_size": 2, "scores": x(6, 16), "gating_output": x(6, 16), "topk": 4, "n_topk": 4,
-        "A_scales": x(6, 2), "total_padded_rows": 16, "input": x(6, 64), "otype": torch.bfloat16, "weight": x(32, 64),
-        "dst": x(6, 64, dtype=torch.bfloat16), "hidden_states": x(6, 64), "a": x(6, 64),
-    }  # fmt: skip
-    special: dict[str, dict[str, Any]] = {"torch_ipex::cast_to_fp8": {"otype": 24}, "torch_ipex::fp8_linear": {"out": None},
-               "_xpu_C::fp8_bmm": {"A": x(6, 7, 64).to(e), "B": x(6, 64, 32).to(e)}}  # fmt: skip
-    return {f"{row.op}:{len(row.arguments)}": {name: {**everything, **special.get(row.op, {})}.get(name) for name in row.arguments}
-            for row in fakes.table()}  # fmt: skip
-
-
 ROWS = {f"{row.op}:{len(row.arguments)}": row for row in fakes.table()}
+CASES = {case.key: case for case in cases()}
 
 
 @pytest.mark.parametrize("key", ROWS)
 def test_sizes_stay_symbolic(key: str) -> None:
-    row, arguments = ROWS[key], sample_arguments()[key]
+    row, case = ROWS[key], CASES[key]
     if row.op == "_moe_C::reorder_mxfp_scales":
         pytest.skip("its rows are an argument, not a size of an input")
+    arguments, given = case.make(6), {}
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        varying = {
-            n: symbolic(mode, v) if isinstance(v, torch.Tensor) and v.shape[:1] == (6,) else v for n, v in arguments.items()
-        }
-        fixed = {
-            n: mode.from_tensor(v) if isinstance(v, torch.Tensor) and v is varying[n] else varying[n]
-            for n, v in arguments.items()
-        }
-        result = row.output(fixed)
+        for name, value in arguments.items():
+            tensor = isinstance(value, torch.Tensor)
+            given[name] = symbolic(mode, value) if name in case.moving else mode.from_tensor(value) if tensor else value
+        result = row.output(given)
     for out in result if isinstance(result, (tuple, list)) else [result]:
         assert any(isinstance(size, torch.SymInt) for size in out.shape), out.shape
 

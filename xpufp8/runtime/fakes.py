@@ -44,6 +44,9 @@ class Fake:
     would drop the call as unused and read an empty buffer."""
     also: Callable[[], None] | None = None
     """What else keeps the compiler from tracing the library's own callers of the op."""
+    types: str = ""
+    """Types of the arguments as torch prints them, where the schema names none (``_0``, ``_1``, …). A row without matches no such
+    schema: its number of arguments alone says too little, and IPEX has ops of one name with other outputs on another device."""
 
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -107,8 +110,9 @@ def known_fake(overload: Any) -> Fake | None:
     """The row for the generation of an op that is registered, or None where its semantics are not known."""
     name, names = overload._schema.name, argument_names(overload)
     anonymous = all(argument == f"_{index}" for index, argument in enumerate(names))
+    types = ", ".join(str(argument.type) for argument in overload._schema.arguments)
     for fake in table():
-        if fake.op == name and (fake.arguments == names or (anonymous and len(names) == len(fake.arguments))):
+        if fake.op == name and (fake.arguments == names or (anonymous and fake.types == types)):
             return fake
     return None
 
@@ -121,9 +125,16 @@ def registered_fake(overload: Any) -> Any:
 
 
 def traces_already(overload: Any) -> bool:
-    """True when an op has a fake, a Meta kernel or a composite implementation."""
-    import torch
+    """True when an op has a fake, a Meta kernel or a composite implementation.
 
+    ``torch.library.custom_op`` registers a fake for each op that it makes, which complains until it is given the real one.
+    """
+    import torch
+    from torch._library import custom_ops
+
+    made = custom_ops._maybe_get_opdef(overload._name)
+    if made is not None and made._abstract_fn is None and registered_fake(overload) is not None:
+        return False
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return registered_fake(overload) is not None or any(has(overload._name, key) for key in keys)
@@ -148,41 +159,12 @@ def implementation(overload: Any, fake: Fake) -> Callable[..., Any]:
     return made
 
 
-def _declare_write(overload: Any, fake: Fake) -> None:
-    """Teach functionalization that the op fills an argument: call it with a copy, and put what it returns in the argument's place."""
-    from torch._C import DispatchKey
-
-    position = fake.arguments.index(fake.writes or "")
-    if DispatchKey.Functionalize in overload.py_kernels or overload in _declared:
-        return
-    _declared.add(overload)
-
-    def rule(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = bind(overload, fake.arguments, args, kwargs)
-        call = [bound[name] for name in fake.arguments]
-        plain = list(ctx.unwrap_tensors(tuple(call)))
-        target = call[position]
-        if target is not None:
-            with ctx.redispatch_to_next():
-                plain[position] = plain[position].clone()
-        with ctx.redispatch_to_next():
-            result = overload(*plain)
-        if target is not None:
-            ctx.replace(target, result)
-            ctx.commit_update(target)
-            ctx.sync(target)
-        return ctx.wrap_tensors(result)
-
-    overload.py_functionalize_impl(rule)
-
-
-_declared: set[Any] = set()
-
-
 def register(overload: Any, fake: Fake) -> None:
     """Register a fake, in place of another Python one if there is one."""
     import torch
     from torch._library.simple_registry import singleton
+
+    from xpufp8.runtime import functional
 
     made = implementation(overload, fake)
     if "allow_override" in inspect.signature(torch.library.register_fake).parameters:
@@ -190,8 +172,7 @@ def register(overload: Any, fake: Fake) -> None:
     else:  # torch to 2.5 refuses a second fake; its registry is where it keeps the first
         singleton.find(overload._name).fake_impl.kernel = None
         torch.library.register_fake(overload._name, made)
-    if fake.writes is not None:
-        _declare_write(overload, fake)
+    functional.declare(overload, fake)
     if fake.also is not None:
         fake.also()
 

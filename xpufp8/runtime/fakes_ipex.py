@@ -7,8 +7,10 @@ Ops on pre-packed weights, recurrent layers, optimizers and embedding bags are n
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from xpufp8.runtime.catalogue import RepairError
 from xpufp8.runtime.fakes import Arguments, Fake
 from xpufp8.runtime.fakes_xpu import product
 
@@ -50,6 +52,14 @@ def _linear(args: Arguments) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
+def _experts(args: Arguments) -> torch.Tensor:
+    import torch
+
+    if args["inplace"]:
+        raise RepairError("fused_experts with inplace writes to its input without saying so, which no fake can state")
+    return torch.empty_like(args["hidden_states"])
+
+
 def _like(name: str) -> Any:
     def make(args: Arguments) -> torch.Tensor:
         import torch
@@ -67,6 +77,15 @@ def _dense_like(name: str) -> Any:
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     return make
+
+
+def _rms_norm(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    x, weight = args["X"], args["W"]
+    rows = x.numel() // math.prod(args["normalized_shape"])
+    dtype = torch.float32 if weight.dtype == torch.float32 else x.dtype
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty((rows,), dtype=dtype, device=x.device)
 
 
 def _topk(args: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,18 +123,21 @@ def _converted(name: str) -> Fake:
 
 FAKES: tuple[Fake, ...] = (
     Fake("torch_ipex::fp8_gemm_w8a16", ("A", "B", "trans_B", "B_scale_", "bias_"), _w8a16,
-         "csrc/gpu/aten/operators/fp8/FP8Linear.cpp fp8_gemm_w8a16"),
+         "csrc/gpu/aten/operators/fp8/FP8Linear.cpp fp8_gemm_w8a16", types="Tensor, Tensor, bool, Optional[Tensor], Optional[Tensor]"),
+    Fake("torch_ipex::rms_norm", ("X", "normalized_shape", "W", "epsilon"), _rms_norm,
+         "csrc/gpu/aten/operators/RMSNorm.cpp rms_norm_fw_xpu"),
     Fake("torch_ipex::cast_to_fp8", ("input", "scale", "amax_history", "scale_inv", "index", "otype"), _cast_to_fp8,
-         "csrc/cpu/aten/Cast.cpp cast_to_fp8", also=plain_enums),
+         "csrc/cpu/aten/Cast.cpp cast_to_fp8", also=plain_enums, types="Tensor, Tensor, Tensor, Tensor, int, int"),
     Fake("torch_ipex::cast_from_fp8", ("input", "scale_inv", "index", "itype", "otype"), _cast_from_fp8,
-         "csrc/cpu/aten/Cast.cpp cast_from_fp8"),
+         "csrc/cpu/aten/Cast.cpp cast_from_fp8", types="Tensor, Tensor, int, int, int"),
     Fake("torch_ipex::fp8_linear",
          ("input", "scale_inv_input", "input_index", "input_type", "weight", "scale_inv_weight", "weight_index", "weight_type",
-          "bias", "out"), _linear, "csrc/cpu/aten/FP8Linear.cpp fp8_linear_impl", writes="out", also=plain_enums),
+          "bias", "out"), _linear, "csrc/cpu/aten/FP8Linear.cpp fp8_linear_impl", writes="out", also=plain_enums,
+         types="Tensor, Tensor, int, int, Tensor, Tensor, int, int, Tensor, Tensor"),
     *(_converted(name) for name in
       ("convert_e4m3_to_bf16", "convert_e4m3_to_fp16", "convert_e4m3_to_fp32", "convert_e5m2_to_fp16")),
-    Fake("torch_ipex::fused_experts", _EXPERTS, _like("hidden_states"), "csrc/cpu/aten/kernels/DSMoEKrnl.cpp fused_experts_impl"),
-    Fake("torch_ipex::fused_experts_with_shared", _EXPERTS, _like("hidden_states"),
+    Fake("torch_ipex::fused_experts", _EXPERTS, _experts, "csrc/cpu/aten/kernels/DSMoEKrnl.cpp fused_experts_impl"),
+    Fake("torch_ipex::fused_experts_with_shared", _EXPERTS, _experts,
          "csrc/cpu/aten/kernels/DSMoEKrnl.cpp fused_experts_impl"),
     Fake("torch_ipex::grouped_topk",
          ("hidden_states", "gating_output", "topk", "renormalize", "num_expert_group", "topk_group", "e_score_correction_bias",

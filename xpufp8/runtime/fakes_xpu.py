@@ -1,8 +1,6 @@
 """What the ops of vllm-xpu-kernels return, read from their C++ sources (Apache-2.0), one row an op and generation.
 
-Ops that return nothing need no fake. Not here, because their sources do not settle what they return:
-``causal_conv1d_non_spec`` (padding and layout depend on how the wheel was built), ``compact_sampling_mask`` (its source is not
-published with the others), ``get_xpu_view_from_cpu_tensor`` and ``weak_ref_tensor`` (their outputs share memory with an input).
+Ops that return nothing need no fake. Those for which none can be stated are listed with the reason in docs/missing-fakes.md.
 """
 
 from __future__ import annotations
@@ -183,15 +181,47 @@ def _conv_spec(args: Arguments) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=mixed.dtype, device=mixed.device) for shape in shapes]
 
 
+PADDING = 64 - 1
+"""Rows that a sequence may add where each begins at a multiple of the Xe2 kernels' chunk of 64 (csrc/xpu/gdn_attn/gdn_attn_utils.h)."""
+
+
+def built_for_xe2() -> bool:
+    """True unless the installed kernels were built without those for Xe2, which no published wheel was."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("vllm_xpu_kernels")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    return folder is None or not list(folder.glob("*.so")) or (folder / "libgdn_attn_kernels_xe_2.so").exists()
+
+
+def _conv_plain(args: Arguments) -> list[torch.Tensor]:
+    import torch
+
+    mixed, places = args["projected_states_qkvz"], args["non_spec_token_indx"]
+    tokens = args["num_actual_tokens"] if places is None else places.shape[0]
+    k_heads, v_heads = args["num_k_heads"] // args["tp_size"], args["num_v_heads"] // args["tp_size"]
+    chunked = args["num_prefills"] > 0 and built_for_xe2()
+    if chunked:
+        tokens = tokens + (args["non_spec_query_start_loc"].shape[0] - 1) * PADDING
+    shapes = [(tokens, k_heads, args["head_k_dim"])] * 2 + [(tokens, v_heads, args["head_v_dim"])]
+    gates = ((v_heads, tokens), torch.float32) if chunked else ((tokens, v_heads), mixed.dtype)
+    return [torch.empty(shape, dtype=mixed.dtype, device=mixed.device) for shape in shapes] + [
+        torch.empty(gates[0], dtype=gates[1], device=mixed.device) for _ in range(2)
+    ]
+
+
 _HYPER = ("fn", "hc_scale", "hc_base", "rms_eps")
 _HYPER_TAIL = ("hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat")
 _TOPK_TAIL = ("n_group", "topk_group", "topk", "renormalize", "routed_scaling_factor")
 _ROPE = ("attn_output", "positions", "cos_sin_cache", "n_groups", "heads_per_group", "nope_dim", "rope_dim")
 _CONV = (
     "z", "projected_states_qkvz", "projected_states_ba", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_state",
-    "conv_weights", "conv_bias", "activation", "num_prefills", "num_decodes", "num_spec_decodes", "spec_query_start_loc",
-    "spec_token_indx", "spec_state_indices_tensor", "num_accepted_tokens", "num_actual_tokens", "tp_size", "reorder_input",
+    "conv_weights", "conv_bias", "activation", "num_prefills", "num_decodes", "num_spec_decodes",
 )  # fmt: skip
+_CONV_TAIL = ("num_actual_tokens", "tp_size", "reorder_input")
+_CONV_SPEC = ("spec_query_start_loc", "spec_token_indx", "spec_state_indices_tensor", "num_accepted_tokens")
+_CONV_PLAIN = ("has_initial_state", "non_spec_query_start_loc", "non_spec_token_indx", "non_spec_state_indices_tensor")
 _W8A16 = ("A", "B", "B_scale_", "bias_")
 
 FAKES: tuple[Fake, ...] = (
@@ -233,7 +263,10 @@ FAKES: tuple[Fake, ...] = (
     Fake("_xpu_C::mhc_fused_post_pre",
          ("x", "residual", "post_layer_mix", "comb_res_mix", *_HYPER, "hc_pre_eps", *_HYPER_TAIL), _hyper_connection_both,
          "csrc/xpu/mhc/xe_2/mhc_fused_post_pre.cpp"),
-    Fake("_xpu_C::causal_conv1d_spec", _CONV, _conv_spec, "csrc/xpu/gdn_attn/gdn_attn_interface.cpp causal_conv1d_spec"),
+    Fake("_xpu_C::causal_conv1d_spec", (*_CONV, *_CONV_SPEC, *_CONV_TAIL), _conv_spec,
+         "csrc/xpu/gdn_attn/gdn_attn_interface.cpp causal_conv1d_spec"),
+    Fake("_xpu_C::causal_conv1d_non_spec", (*_CONV, *_CONV_PLAIN, *_CONV_TAIL), _conv_plain,
+         "csrc/xpu/gdn_attn/gdn_attn_interface.cpp causal_conv1d_non_spec"),
     Fake("_moe_C::grouped_topk", ("scores", *_TOPK_TAIL, "bias", "scoring_func"), _topk, "csrc/moe/grouped_topk.cpp"),
     Fake("_moe_C::grouped_topk", ("scores", "scores_with_bias", *_TOPK_TAIL), _topk, "csrc/moe/grouped_topk.cpp (to 0.1.13)"),
     Fake("_moe_C::fused_grouped_topk",
