@@ -71,7 +71,24 @@ def page(names: list[str], versions: dict[str, str], reached: dict[str, Any]) ->
         lines.append(f"| `{name}` | {cells[0]} | {cells[1]} |")
     inside = [name for name in names if reached.get(name, {}).get("ops_compiled")]
     lines += ["", f"Reached in a compiled region by a model of that table: {', '.join(f'`{n}`' for n in inside) or 'none'}."]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + unstated()) + "\n"
+
+
+def unstated() -> list[str]:
+    """The ops for which the repairs have no fake, and why; the others of the first table have one."""
+    from xpufp8.runtime.fakes_xpu import UNSTATED
+
+    return [
+        "",
+        "## Ops that get no fake from the repairs",
+        "",
+        "The repairs ([repairs.md](repairs.md)) give each of those ops a fake, but for these. A guess would compile to wrong code, so the repair "
+        "stops, and the plan serves with `--enforce-eager` where one of them is reached.",
+        "",
+        "| op | why |",
+        "| --- | --- |",
+        *(f"| `{op}` | {why} |" for op, why in UNSTATED.items()),
+    ]
 
 
 def main() -> int:

@@ -320,3 +320,12 @@ def test_undeclared_write_survives_compilation(define: Any, backend: str) -> Non
     with functorch_config.patch(error_on_custom_op_aliasing=False):
         assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(*args), layer(*args))
     assert layer(*args).abs().sum() > 0
+
+
+def test_ops_without_a_fake_are_no_rows_and_say_why(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {row.op for row in (*fakes_xpu.FAKES, *fakes_ipex.FAKES)}
+    assert not {op.partition(".")[0] for op in fakes_xpu.UNSTATED} & rows - {"torch_ipex::grouped_topk"}
+    name, op = define("(Tensor logits) -> Tensor", "_xpu_C::compact_sampling_mask", reference=w8a16)
+    monkeypatch.setitem(fakes_xpu.UNSTATED, op._name, fakes_xpu.UNSTATED["_xpu_C::compact_sampling_mask"])
+    with pytest.raises(RepairError, match="not known .*not published.*--enforce-eager"):
+        fakes.apply(name)

@@ -227,9 +227,10 @@ def apply(op: str) -> str:
         reasons = "; ".join(failed) or "its libraries are loaded, and none registers it"
         raise RepairError(f"fake:{op}: no such op is registered in this process ({reasons})")
     if known_fake(overload) is None and not traces_already(overload):
-        raise RepairError(
-            f"fake:{op}: what {overload._schema} returns is not known, and a guess would compile to wrong code; serve with --enforce-eager"
-        )
+        from xpufp8.runtime.fakes_xpu import UNSTATED
+
+        why = UNSTATED.get(overload._name, "and a guess would compile to wrong code")
+        raise RepairError(f"fake:{op}: what {overload._schema} returns is not known ({why}); serve with --enforce-eager")
     return _repair(overload) or "it can be traced already, nothing to do"
 
 

@@ -1,6 +1,6 @@
 """What the ops of vllm-xpu-kernels return, read from their C++ sources (Apache-2.0), one row an op and generation.
 
-Ops that return nothing need no fake. Those for which none can be stated are listed with the reason in docs/missing-fakes.md.
+Ops that return nothing need no fake. Those for which none can be stated are in ``UNSTATED``, with the reason.
 """
 
 from __future__ import annotations
@@ -275,3 +275,28 @@ FAKES: tuple[Fake, ...] = (
     Fake("_moe_C::reorder_mxfp_scales", ("A_scales", "rows_per_expert", "total_padded_rows"), _padded_scales,
          "csrc/moe/reorder_mxfp_scales.cpp"),
 )  # fmt: skip
+
+_SHARES = (
+    "What it returns shares memory with its input. A compiled graph takes a fake's output for a tensor of its own, and would move or drop "
+    "writes to it."
+)
+_IPEX_MOE = (
+    "Its schema names no argument, and IPEX 2.10 changed what the two MoE routers return without changing what they take; the sources of "
+    "the XPU build's MoE ops were not found."
+)
+UNSTATED: dict[str, str] = {
+    "_C::get_xpu_view_from_cpu_tensor": _SHARES,
+    "_C::weak_ref_tensor": _SHARES,
+    "_vllm_fa2_C::varlen_fwd": (
+        "Without `return_softmax` the second tensor of its list is undefined, and a Python fake cannot put an undefined tensor in a `Tensor[]` "
+        "(torch refuses `None` there); with `out` it returns its argument. vLLM calls it only inside opaque attention ops."
+    ),
+    "_xpu_C::compact_sampling_mask": (
+        "Its source is not published: the newest public state of the repository does not have it. vLLM 0.32 and 0.33 do not call it."
+    ),
+    **dict.fromkeys(
+        (f"torch_ipex::{name}" for name in ("grouped_topk.moe", "moe_gather.moe", "moe_scatter.moe", "topk_softmax.moe")),
+        _IPEX_MOE,
+    ),
+}
+"""Ops that get no fake, and why: a guess would compile to wrong code."""
