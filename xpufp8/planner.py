@@ -57,21 +57,42 @@ def stops(finding: Finding) -> bool:
     return finding.severity == "error" and finding.status == "fail"
 
 
+NUMBERS = ("--dtype", "--kv-cache-dtype", "--quantization")
+"""Options that change what is computed."""
+LOSES = ("--language-model-only", "--tensor-parallel-size 1")
+"""Options after which the server can do less than was asked for: a kind of input is refused, a card stands idle."""
+CONSENT = ("--trust-remote-code",)
+"""Options that only the person may add: this one runs code that came with the checkpoint."""
+
+
+def loses(fix: Fix) -> bool:
+    """True when serving with the fix is serving less."""
+    return fix.kind == "flag" and fix.action.startswith(LOSES)
+
+
 def rank(fix: Fix) -> int:
-    """Preference among fixes: free repairs, variables, costly repairs, flags that cost speed, flags that change numbers."""
+    """Preference among fixes: what is free first, then variables, costly repairs, flags that cost speed or memory, flags that
+    change numbers, and last flags that lose a function.
+    """
     if fix.kind == "runtime":
         return 2 if fix.cost else 0
-    if fix.kind == "env" or fix.action.startswith(WITHOUT):
+    if fix.kind == "env" or (fix.action.startswith(WITHOUT) and not fix.cost):
         return 1
     if fix.kind == "flag":
-        return 4 if "--dtype" in fix.action else 3
+        return 5 if loses(fix) else 4 if fix.action.startswith(NUMBERS) else 3
     return 9
 
 
 def usable(finding: Finding, request: Request) -> list[Fix]:
     """A finding's fixes that a command can carry, best first."""
-    fixes = [f for f in finding.fixes if f.kind != "host" and (f.kind != "runtime" or request.runtime_fixes)]
-    return sorted(fixes, key=rank)
+    return sorted((f for f in finding.fixes if carried(f, request)), key=rank)
+
+
+def carried(fix: Fix, request: Request) -> bool:
+    """True when a plan may hold the fix: no action of a person, no repair where they are switched off."""
+    if fix.kind == "host" or (fix.kind == "flag" and fix.action.startswith(CONSENT)):
+        return False
+    return fix.kind != "runtime" or request.runtime_fixes
 
 
 @dataclass(frozen=True)
@@ -181,8 +202,8 @@ def make_plan(
         items=[
             PlanItem(kind=f.kind, action=f.action) for f in sorted(fixes, key=lambda f: (rank(f), f.action)) if f.kind != "host"
         ],
-        because=_because(bench, fixes),
-        host_actions=_host_actions(findings),
+        because=because(bench, fixes),
+        host_actions=host_actions(findings),
         validated="probe" if passes else "none",
     )
 
@@ -266,18 +287,18 @@ def _needless_eager(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
     return judge(bench.target, {COMPILED_TRACE: compiled}, {}, partial=True)
 
 
-def _because(bench: Bench, fixes: frozenset[Fix]) -> list[Reason]:
-    """For each item: the codes it answers, and what was seen to fail without it."""
+def because(bench: Bench, fixes: frozenset[Fix]) -> list[Reason]:
+    """For each item: the codes it answers, what was seen to fail without it, and what it costs."""
     reasons = []
     for fix in sorted(fixes, key=lambda f: (rank(f), f.action)):
         without = [f for f in bench.trial(fixes - {fix}).findings if stops(f)]
         mine = [f for f in without if any((x.kind, x.action) == (fix.kind, fix.action) for x in f.fixes)] or without
         said = mine[0].title + (f" ({mine[0].subject})" if mine[0].subject else "") if mine else "a probe fails"
-        reasons.append(Reason(item=fix.action, codes=sorted({f.code for f in mine}), without_it=said))
+        reasons.append(Reason(item=fix.action, codes=sorted({f.code for f in mine}), without_it=said, cost=fix.cost))
     return reasons
 
 
-def _host_actions(findings: Sequence[Finding]) -> list[str]:
+def host_actions(findings: Sequence[Finding]) -> list[str]:
     """What only a person can do, for what stops serving and no verified fix removes."""
     from xpufp8.verdict import fixed
 

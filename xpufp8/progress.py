@@ -40,6 +40,10 @@ class Progress:
     def done(self, report: ProbeReport) -> None:
         """A probe has ended."""
         line = f"{report.name}: {report.status} in {report.seconds:.1f} s"
+        if report.status != "ok" and report.detail:
+            from xpufp8.output.text import clean
+
+            line += f": {clean(report.detail.splitlines()[0])}"
         if self._status is not None:
             self._status.update(f"probing · {line}")
         else:

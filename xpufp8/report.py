@@ -110,13 +110,16 @@ class Reason(Model):
     item: str
     codes: list[str]
     without_it: str
+    cost: str = ""
+    """What the item costs or loses; empty when nothing is known to be lost."""
 
     @property
     def sentence(self) -> str:
-        """For people: what stands in the plan (or was left out) and what happens otherwise."""
+        """For people: what stands in the plan (or was left out), what happens otherwise, and the price."""
+        price = f"; its price: {self.cost}" if self.cost not in ("", "none") else ""
         if self.item.startswith("without "):
-            return f"{self.item.removeprefix('without ')} left out; with it: {self.without_it}"
-        return f"{self.item}; without it: {self.without_it}"
+            return f"{self.item.removeprefix('without ')} left out; with it: {self.without_it}{price}"
+        return f"{self.item}; without it: {self.without_it}{price}"
 
 
 class PlanItem(Model):

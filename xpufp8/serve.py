@@ -46,12 +46,15 @@ def decide(target: Target, request: Request, validate: Validate, *, anyway: bool
     if kept is not None:
         return Decision(kept, cached=True, start=startable(kept) or anyway)
     report = diagnose_target(target, replace(request, replan=validate != "none"))
-    if validate == "launch" and startable(report):
+    launched = validate == "launch" and startable(report)
+    if launched:
         from xpufp8.validate import validate_by_launch
 
         report = validate_by_launch(target, request, report)
-    # A verdict that rests on a probe which happened to crash or run out of time is not kept: the next start looks again.
-    if report.verdict != "unknown" and not any(p.status in ("crashed", "timeout") for p in report.probes):
+    # What rests on a probe that happened to crash or run out of time, or on a launch that failed, is not kept: memory that another
+    # process held, for one, is part of no key. The next start looks again.
+    lasting = report.verdict != "unknown" and not any(p.status in ("crashed", "timeout") for p in report.probes)
+    if lasting and not (launched and not startable(report)):
         cache.save(key, report)
     return Decision(report, cached=False, start=startable(report) or anyway)
 

@@ -8,7 +8,7 @@ import pytest
 
 from xpufp8.command import Items, assignments, vllm_args
 from xpufp8.doctor import Request
-from xpufp8.planner import Bench, Trial, choose, key, rank, seen_by, shorten
+from xpufp8.planner import Bench, Trial, because, choose, key, rank, seen_by, shorten
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.target import Target
 
@@ -17,6 +17,7 @@ KERNEL = Fix(kind="runtime", action="kernel:fp8_block", cost="slow")
 EAGER = Fix(kind="flag", action="--enforce-eager", cost="speed")
 HALF = Fix(kind="flag", action="--dtype float16", cost="numbers")
 DIRECT = Fix(kind="env", action="CCL_SEND=direct")
+TEXT = Fix(kind="flag", action="--language-model-only", cost="no image or video input")
 MOVE = Fix(kind="host", action="move the card")
 
 
@@ -45,7 +46,38 @@ def cured_by(pairs: list[tuple[Finding, set[str]]]) -> Callable[[set[str]], list
 
 
 def test_fixes_are_preferred_in_the_designs_order() -> None:
-    assert sorted([MOVE, HALF, EAGER, KERNEL, DIRECT, FAKE], key=rank) == [FAKE, DIRECT, KERNEL, EAGER, HALF, MOVE]
+    assert sorted([MOVE, TEXT, HALF, EAGER, KERNEL, DIRECT, FAKE], key=rank) == [FAKE, DIRECT, KERNEL, EAGER, HALF, TEXT, MOVE]
+
+
+def test_a_fix_that_loses_a_function_is_the_last_one_and_its_loss_is_said() -> None:
+    vision = finding("ENV010", MOVE, TEXT, HALF)
+    b = bench([vision], cured_by([(vision, {"--language-model-only", "--dtype float16"})]))
+    assert shorten(b, choose(b)) == {HALF}, "another number format before no images at all"
+    b = bench([vision], cured_by([(vision, {"--language-model-only"})]))
+    fixes = shorten(b, choose(b))
+    assert fixes == {TEXT}
+    (reason,) = because(b, fixes)
+    assert reason.cost == "no image or video input"
+    assert reason.sentence == "--language-model-only; without it: ENV010; its price: no image or video input"
+
+
+def test_a_function_is_not_given_up_where_another_fix_does() -> None:
+    """The loss goes with the finding that proposed it alone: what another fix cures needs none."""
+    vision, op = finding("ENV010", TEXT, FAKE), finding("OPS001", FAKE)
+    b = bench([vision, op], lambda have: [] if "fake:ns::op" in have else [vision, op])
+    assert shorten(b, choose(b)) == {FAKE}
+
+
+def test_code_of_a_checkpoint_is_never_allowed_by_the_plan() -> None:
+    trust = Fix(kind="flag", action="--trust-remote-code")
+    stuck = finding("CFG905", trust)
+    b = bench([stuck], cured_by([(stuck, {"--trust-remote-code"})]))
+    assert shorten(b, choose(b)) == frozenset()
+
+
+def test_leaving_out_an_option_that_does_something_is_no_free_fix() -> None:
+    cache, eager = Fix(kind="flag", action="without --kv-cache-dtype", cost="twice the memory"), EAGER
+    assert rank(Fix(kind="flag", action="without --sparkle")) < rank(eager) == rank(cache) < rank(HALF)
 
 
 def test_a_free_repair_is_taken_before_a_flag_that_costs_speed() -> None:

@@ -10,6 +10,7 @@ from xpufp8.rules import (
     dty,
     env,
     krn,
+    launched,
     log_stack,
     log_unrelated,
     mdl,
@@ -25,7 +26,7 @@ from xpufp8.rules import (
 from xpufp8.rules.base import AREAS, Case, Rule
 
 ALL: tuple[Rule, ...] = (
-    *cfg.RULES, *cmp.RULES, *dev.RULES, *dev_cards.RULES, *dty.RULES, *env.RULES, *krn.RULES, *log_stack.RULES,
+    *cfg.RULES, *cmp.RULES, *dev.RULES, *dev_cards.RULES, *dty.RULES, *env.RULES, *krn.RULES, *launched.RULES, *log_stack.RULES,
     *log_unrelated.RULES, *mdl.RULES, *mem.RULES, *num.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES,
     *prf.RULES, *probe.RULES,
 )  # fmt: skip

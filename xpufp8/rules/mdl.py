@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from probes.facts import ErrorFact, Frame, Mode
 from probes.model_facts import ModelTraceFacts, StageFact, StandInFact
+from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
 from xpufp8.runtime.catalogue import known_repairs
@@ -24,6 +25,9 @@ DONE_AS = {
 
 TABLES = {"_POSSIBLE_FP8_BLOCK_KERNELS": "fp8_block", "_POSSIBLE_FP8_KERNELS": "fp8", "_POSSIBLE_WFP8A16_KERNELS": "wfp8a16"}
 """Kernel tables that a repair can fill, to the repair's name."""
+
+CACHE_REFUSED = re.compile(r"not support (?:fp8|quantized) kv.?cache|kv_cache_dtype not supported", re.IGNORECASE)
+"""How attention backends refuse the dtype of a KV cache."""
 
 
 def steps(error: ErrorFact | None) -> Iterator[ErrorFact]:
@@ -122,7 +126,16 @@ def cannot_construct(self: Rule, case: Case) -> Iterator[Finding]:
         if stand_in.kind == "row":
             yield _row_finding(self, facts, stand_in)
     for stage in _failed(facts, "configure", "distribute", "construct"):
-        yield _stage_finding(self, facts, stage)
+        found = _stage_finding(self, facts, stage)
+        yield found.model_copy(update={"fixes": _cache_fixes(case, stage)})
+
+
+def _cache_fixes(case: Case, stage: StageFact) -> list[Fix]:
+    """The way out where the attention backend refuses the dtype of the KV cache that was typed."""
+    said = f"{stage.reason} {stage.error.message if stage.error else ''}"
+    if options.find(case.vllm_args, "--kv-cache-dtype") is None or not CACHE_REFUSED.search(said):
+        return []
+    return [Fix(kind="flag", action="without --kv-cache-dtype", cost="the cache takes the memory of a 16-bit one")]
 
 
 def _row_finding(self: Rule, facts: ModelTraceFacts, fact: StandInFact) -> Finding:
