@@ -1,11 +1,13 @@
 """Intel Extension for PyTorch without its device code: its serving ops by schema, its Python names as placeholders.
 
 vLLM up to 0.14 serves XPU through it (``vllm/_ipex_ops.py``). Its ops are defined from a bundled catalogue when the package is first
-imported, and have no fakes, as in the package itself; its Python modules only have to be named by vLLM, not to run.
+imported, and have no fakes, as in the package itself. Of its Python only what a trace without torch.compile calls has a body; the
+rest has to be named by vLLM, not to run.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "intel_extension_for_pytorch"
 DISTRIBUTION = "intel-extension-for-pytorch"
+FUNCTIONAL = f"{PACKAGE}.llm.functional"
 VARIABLE = "XPUFP8_SIMULATE_IPEX"
 """Release whose catalogue to use (``2.8.10+xpu``); the newest one without it."""
 
@@ -59,17 +62,21 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Define the ops with the package itself; let any public name be a placeholder."""
-        from xpufp8.simulate import kernels
+        from xpufp8.simulate import ipex_functions, kernels
         from xpufp8.simulate.torchvision_ops import placeholder
 
         if module.__name__ == PACKAGE:
             for library in sorted({op.library for op in self.catalogue.ops}):
                 kernels.define(self.catalogue, self.profile, library)
             module.__version__ = self.catalogue.version  # type: ignore[attr-defined]  # modules carry whatever they are given
+        if module.__name__ == FUNCTIONAL:
+            vars(module).update(ipex_functions.FUNCTIONAL)
 
         def missing(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return placeholder(f"{module.__name__}.{name}")
+            if f"{FUNCTIONAL}.".startswith(f"{module.__name__}.{name}."):  # read as attributes, without an import of their own
+                return importlib.import_module(f"{module.__name__}.{name}")
+            return placeholder(f"{module.__name__}.{name}", PACKAGE)
 
         module.__getattr__ = missing  # type: ignore[method-assign]  # PEP 562

@@ -73,16 +73,16 @@ class _AnyName(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return placeholder(f"{cls.__name__}.{name}")
+        return placeholder(f"{cls.__name__}.{name}", cls.__module__)
 
 
-def placeholder(name: str) -> Any:
+def placeholder(name: str, package: str = "torchvision") -> Any:
     """A class that can be named, subclassed and decorated with, and that refuses to be used."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f"{name} was used, but torchvision is not installed in this environment")
+        raise RuntimeError(f"{name} was used, but {package} is not installed in this environment")
 
-    return _AnyName(name, (), {"__init__": refuse, "__module__": "torchvision"})
+    return _AnyName(name, (), {"__init__": refuse, "__module__": package})
 
 
 class Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
