@@ -69,7 +69,7 @@ ipex: $(READY) ## IPEX 2.8.0 and torch 2.8.0 in an environment of their own (7 G
 intel-triton: ## our Triton kernels through Intel's own compiler, without a device, in an environment of its own
 	test -x .venv-intel-triton/bin/python || $(PYTHON) -m venv .venv-intel-triton
 	.venv-intel-triton/bin/python -m pip --disable-pip-version-check -q install triton-xpu==3.3.0b1 intel-sycl-rt setuptools numpy pytest pytest-timeout
-	.venv-intel-triton/bin/python -m pytest -q tests/intel_triton -m "intel_triton"
+	XPUFP8_TARGET_PYTHON=$(CURDIR)/$(BIN)/python .venv-intel-triton/bin/python -m pytest -q tests/intel_triton -m "intel_triton"
 
 gpu: ## kernels and device probes on a CUDA device, with the python3 that has torch and Triton there
 	$(PYTHON) -m pytest -q -m "gpu"

@@ -23,6 +23,7 @@ from probes.device_layers import Bench, bench, default_dtype, schemes, unknown_r
 from probes.device_operands import activations, make
 from probes.device_shapes import ALONE
 from probes.protocol import Context
+from probes.triton_lowering import lower
 
 ROWS = 16
 
@@ -31,7 +32,7 @@ def observe(context: Context) -> CompileFacts:
     """Stages of the model's parts; the parts one by one only where the whole fails."""
     dtype = context.options.get("dtype") or "bfloat16"
     if context.simulated:
-        return CompileFacts(unknown_run(context, "code generation", "graph capture", "whether compiled code is right"), dtype)
+        return _simulated(context, dtype)
     folder, why = _cache_folder()
     scratch = tempfile.mkdtemp(prefix="xpufp8-compile-", dir=folder if why is None else None)
     # Where vLLM puts Inductor's and Triton's files: below its own cache folder, and nothing there from an earlier run.
@@ -48,6 +49,16 @@ def observe(context: Context) -> CompileFacts:
             return CompileFacts(run, dtype, str(folder), why, compiler, trouble, version, backends, subjects)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _simulated(context: Context, dtype: str) -> CompileFacts:
+    """Nothing runs; where Intel's Triton compiler is at hand, the Triton kernels of the plan are compiled."""
+    run = unknown_run(context, "code generation", "graph capture", "whether compiled code is right")
+    python = context.options.get("triton_xpu")
+    if not python:
+        return CompileFacts(run, dtype)
+    lowered, notes, why = lower(context, dtype, str(python))
+    return CompileFacts(replace(run, notes=notes), dtype, lowered=lowered, lowering_error=why)
 
 
 def _cache_folder() -> tuple[Path, str | None]:

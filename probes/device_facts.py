@@ -243,14 +243,25 @@ class CompileSubjectFact:
 
 @dataclass(frozen=True)
 class LoweredKernelFact:
-    """A Triton kernel compiled ahead of time for an Intel architecture, without the device."""
+    """A Triton kernel in one configuration, compiled ahead of time for an Intel architecture. It was not run."""
 
     kernel: str
+    """The Triton function."""
     config: str
+    """Tile, warps, dtypes."""
     lowers: Observation
     matrix_engine: Observation
+    """Whether all its products are laid out for the matrix engine; unknown without products, or where it does not lower."""
     compiler: str
+    """Version of triton-xpu."""
     detail: str = ""
+    """The compiler's last line, or counts."""
+    source: str = ""
+    """``xpufp8``, or the vLLM release that the kernel is from."""
+    architecture: str = ""
+    scheme: str = ""
+    selected: str = ""
+    """Kernel class that vLLM selects for the scheme, which launches it."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +281,9 @@ class CompileFacts:
     triton_backends: list[str] = field(default_factory=list)
     subjects: list[CompileSubjectFact] = field(default_factory=list)
     lowered: list[LoweredKernelFact] = field(default_factory=list)
+    """On a simulated device, where an interpreter with Intel's Triton compiler was named."""
+    lowering_error: str | None = None
+    """Why that interpreter compiled nothing."""
 
 
 # -- speed -------------------------------------------------------------------------------------------------------------

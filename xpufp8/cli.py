@@ -76,6 +76,10 @@ def doctor(
         Path | None, typer.Option(metavar="FILE", help="Judge facts that xpufp8 collect saved, probing nothing.")
     ] = None,
     launch: Annotated[bool, typer.Option("--launch", help="Also start the plan once with dummy weights, and ask it.")] = False,
+    triton_xpu: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with triton-xpu: compile the plan's Triton kernels for the profile."),
+    ] = None,
     list_probes: Annotated[bool, typer.Option("--list-probes", help="Name the probes and stop.")] = False,
 ) -> None:
     """Say whether MODEL will serve here, what is in the way, and what to do.
@@ -109,6 +113,7 @@ def doctor(
             runtime_fixes=runtime_fixes,
             cache=not no_cache,
             on_done=progress.done,
+            options={"triton_xpu": str(triton_xpu.absolute())} if triton_xpu else {},
         )
         report = work.diagnose_target(target, request)
         if launch:

@@ -60,7 +60,7 @@ def select(target: Target, request: Request) -> list[str]:
     """The probes that apply, in order.
 
     Raises:
-        UsageError: a name that is no probe.
+        UsageError: a name that is no probe, or an Intel Triton compiler where nothing is to be compiled for.
     """
     known = [*(n for n in ORDER if n in PROBES), *(n for n in PROBES if n not in ORDER)]
     for name in (*request.only, *request.skip):
@@ -69,6 +69,12 @@ def select(target: Target, request: Request) -> list[str]:
     chosen = [n for n in known if n in request.only] if request.only else [n for n in known if n not in ON_REQUEST]
     applies = dict.fromkeys(NEED_MODEL, target.model is not None) | {"vllm_options": bool(target.vllm_args)}
     applies |= dict.fromkeys(DEVICE, bool(request.only) or (target.model is not None and not target.simulated))
+    if request.options.get("triton_xpu"):
+        if not target.simulated or target.model is None:
+            raise UsageError(
+                "--triton-xpu compiles a model's kernels for a device profile: give MODEL and --device sim:<profile>."
+            )
+        applies["compile"] = True
     return [n for n in chosen if n not in request.skip and applies.get(n, True)]
 
 

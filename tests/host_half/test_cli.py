@@ -40,6 +40,7 @@ def test_help_imports_neither_pydantic_nor_the_doctor() -> None:
         (["doctor", "--python", "/nowhere/python"], "no such program"),
         (["doctor", "--fail-on", "sometimes", "--device", "cpu"], "use error, warning or never"),
         (["doctor", "--device", "cpu", "--only", "sparkle"], "no probe is called 'sparkle'"),
+        (["doctor", "--device", "sim", "--triton-xpu", "python"], "give MODEL and --device sim:<profile>"),
         (["doctor", "--format", "sparkle"], "sparkle"),
         (["kernels", "--vllm", "/nowhere"], "no such folder"),
         (["rule", "XYZ999"], "no rule is called"),

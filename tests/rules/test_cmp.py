@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from device_cases import RUN, findings
 
-from probes.device_facts import AvoidanceFact, CompileFacts, CompileStageFact, CompileSubjectFact
+from probes.device_facts import (
+    AvoidanceFact,
+    CompileFacts,
+    CompileStageFact,
+    CompileSubjectFact,
+    DeviceRunFact,
+    LoweredKernelFact,
+)
 from probes.facts import ErrorFact, FakeTensorFacts
 
 CODES = {"trace": "CMP001", "aot": "CMP002", "codegen": "CMP003", "run": "CMP006", "autotune": "CMP007", "capture": "CMP008"}
@@ -51,3 +58,42 @@ def test_a_missing_compiler_is_one_finding_for_all_parts() -> None:
         "compile", CompileFacts(RUN, "bfloat16", compiler_error="No working C++ compiler found", subjects=[one, one])
     )
     assert (found.code, found.fixes[-1].kind) == ("CMP004", "host")
+
+
+def lowered(*ways: tuple[str, str], source: str = "0.32.0") -> list[tuple[str, str, str, list[str]]]:
+    """What is said of one kernel whose configurations lowered, and met the matrix engine, like that."""
+    made = [
+        LoweredKernelFact(
+            "scaled_mm_kernel", f"{i}", lowers, engine, "3.3.0b1", "told", source, "bmg_g21", "fp8-block", "TritonK"
+        )  # type: ignore[arg-type]  # written as text
+        for i, (lowers, engine) in enumerate(ways)
+    ]
+    simulated = CompileFacts(DeviceRunFact("sim:arc-pro-b60", "simulated"), "bfloat16", lowered=made)
+    found = findings("compile", simulated, device="sim:arc-pro-b60", args=("--enforce-eager",))
+    assert all("triton-xpu 3.3.0b1 for bmg_g21; compiled, not run" in e.observed for f in found for e in f.evidence)
+    return [(f.code, f.severity, f.status, [x.action for x in f.fixes]) for f in found]
+
+
+GOOD, OFF, BROKEN = ("pass", "pass"), ("pass", "fail"), ("fail", "unknown")
+DISABLED = ["VLLM_DISABLED_KERNELS=TritonK"]
+
+
+def test_a_kernel_that_does_not_lower_and_one_that_misses_the_engine_are_two_things() -> None:
+    assert lowered(GOOD, GOOD) == []
+    assert lowered(GOOD, BROKEN) == [("CMP009", "warning", "fail", DISABLED)]
+    assert lowered(GOOD, OFF) == [("PRF004", "warning", "fail", DISABLED)]
+    assert [code for code, *_ in lowered(OFF, BROKEN)] == ["CMP009", "PRF004"]
+    # Products are not known of a kernel without any.
+    assert lowered(("pass", "unknown")) == []
+
+
+def test_of_our_own_kernels_one_configuration_that_is_left_is_enough() -> None:
+    assert lowered(GOOD, BROKEN, OFF, source="xpufp8") == []
+    assert [code for code, *_ in lowered(BROKEN, BROKEN, source="xpufp8")] == ["CMP009"]
+    assert [code for code, *_ in lowered(OFF, BROKEN, source="xpufp8")] == ["PRF004"]
+
+
+def test_an_interpreter_that_compiles_nothing_is_unknown() -> None:
+    simulated = CompileFacts(DeviceRunFact("sim:arc-pro-b60", "simulated"), "bfloat16", lowering_error="python: No such file")
+    (found,) = findings("compile", simulated, device="sim:arc-pro-b60")
+    assert (found.code, found.status, found.subject) == ("CMP009", "unknown", "triton-xpu")

@@ -8,7 +8,7 @@ from probes.device_facts import AvoidanceFact, CompileFacts, CompileStageFact, C
 from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
-from xpufp8.rules.device_common import place, said, where
+from xpufp8.rules.device_common import by_kernel, disable, lowered_evidence, place, said, where
 
 PROBE = "compile"
 NO_FAKE = "does not support running with fake tensors"
@@ -235,4 +235,44 @@ def capture(self: Rule, case: Case) -> Iterator[Finding]:
     yield from _stage(self, case, "capture", "Graph capture fails")
 
 
-RULES = (trace, aot, codegen, compiler, cache_folder, run, autotune, capture)
+@rule("CMP009", "A Triton kernel of the plan does not lower for the card", "warning", needs=(PROBE,))
+def lowering(self: Rule, case: Case) -> Iterator[Finding]:
+    """The Triton kernels of the plan were compiled ahead of time for the card's architecture (`doctor --triton-xpu PYTHON`), and one does
+    not get through. Compiled, not run.
+
+    ## What it means
+    vLLM launches its kernel in any of the configurations that were compiled, so one that fails is enough. xpufp8's kernels are tried
+    before they are used and what does not compile is left out, so they are named only if nothing is left.
+
+    ## Why it matters
+    The same compiler in the serving process raises at the first call: `PassManager::run failed`, or an attribute of `tl` that it does not
+    have.
+
+    ## How it looks
+    The kernel, its configuration, the compiler's last line and the compiler's version. Another version may do better or worse: look
+    which one the serving interpreter has.
+
+    ## How it is fixed
+    Take the kernel out with `VLLM_DISABLED_KERNELS`, so that the next one of the row, or a repair's, is asked; or a newer triton-xpu.
+    """
+    facts = case.get(PROBE, CompileFacts)
+    if facts is None:
+        return
+    if facts.lowering_error is not None:
+        evidence = Evidence(probe=PROBE, mode=facts.run.mode, observed=facts.lowering_error)
+        yield self.finding("triton-xpu", "The named interpreter compiled nothing, so nothing is known of the Triton kernels.", [evidence],
+                           unknown=True)  # fmt: skip
+    for kernel, group in by_kernel(facts.lowered).items():
+        bad = [one for one in group if one.lowers == "fail"]
+        if not bad or (bad[0].source == "xpufp8" and len(bad) < len(group)):
+            continue
+        first = bad[0]
+        count = f"{len(bad)} of {len(group)} configurations"
+        yield self.finding(
+            kernel, f"triton-xpu {first.compiler} does not compile {count} of {kernel} for {first.architecture}: {first.detail}",
+            [lowered_evidence(facts, one) for one in bad[:3]],
+            fixes=[disable(first.selected)] if first.selected else [], affects=[first.scheme],
+        )  # fmt: skip
+
+
+RULES = (trace, aot, codegen, compiler, cache_folder, run, autotune, capture, lowering)

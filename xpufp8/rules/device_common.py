@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probes.device_facts import DeviceRunFact
+from probes.device_facts import CompileFacts, DeviceRunFact, LoweredKernelFact
 from probes.facts import ErrorFact, KernelTableFacts
 from xpufp8.report import Evidence, Fix
 from xpufp8.rules.base import Case
@@ -70,3 +70,17 @@ def place(error: ErrorFact | None) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """``M=17 N=512 K=384``."""
     return " ".join(f"{name}={size}" for name, size in zip("MNK", shape, strict=False))
+
+
+def by_kernel(lowered: list[LoweredKernelFact]) -> dict[str, list[LoweredKernelFact]]:
+    """Configurations of each kernel: ``scaled_mm_kernel of vLLM 0.32.0``."""
+    found: dict[str, list[LoweredKernelFact]] = {}
+    for one in lowered:
+        found.setdefault(f"{one.kernel} of {'xpufp8' if one.source == 'xpufp8' else f'vLLM {one.source}'}", []).append(one)
+    return found
+
+
+def lowered_evidence(facts: CompileFacts, one: LoweredKernelFact) -> Evidence:
+    """One compilation, with what made it."""
+    text = f"{one.kernel} ({one.config}): {one.detail} [triton-xpu {one.compiler} for {one.architecture}; compiled, not run]"
+    return Evidence(probe="compile", mode=facts.run.mode, observed=text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from probes.device_facts import SpeedFacts, TimingFact
+from probes.device_facts import CompileFacts, SpeedFacts, TimingFact
 from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
-from xpufp8.rules.device_common import concerns, disable, layers_of, selection, shape_text, where
+from xpufp8.rules.device_common import by_kernel, concerns, disable, layers_of, lowered_evidence, selection, shape_text, where
 
 PROBE = "speed"
 SHARE = 0.3
@@ -145,4 +145,38 @@ def eager(self: Rule, case: Case) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-RULES = (bandwidth, slower, eager)
+@rule("PRF004", "A Triton kernel of the plan misses the matrix engine", "warning", needs=("compile",))
+def off_engine(self: Rule, case: Case) -> Iterator[Finding]:
+    """The Triton kernels of the plan were compiled ahead of time for the card's architecture (`doctor --triton-xpu PYTHON`), and
+    products of one are not laid out for its matrix engine. Compiled, not run.
+
+    ## What it means
+    In the compiler's IR a product that the engine computes has the layout `#dpas`. Every other one becomes scalar multiply-adds.
+
+    ## Why it matters
+    The kernel works and is many times slower than the card: the class of 1.2 tokens a second.
+
+    ## How it looks
+    How many products of a configuration have the layout, the number of scalar multiply-adds, and the compiler's version. Another version
+    may lay them out differently.
+
+    ## How it is fixed
+    Another kernel of the row (`VLLM_DISABLED_KERNELS`), or a newer triton-xpu. On Alchemist (A770) triton-xpu 3.3.0b1 lays out no product
+    for the engine.
+    """
+    facts = case.get("compile", CompileFacts)
+    for kernel, group in by_kernel(facts.lowered).items() if facts else ():
+        good = [one for one in group if one.lowers == "pass"]
+        off = [one for one in good if one.matrix_engine == "fail"]
+        if facts is None or not off or (off[0].source == "xpufp8" and len(off) < len(good)):
+            continue
+        first = off[0]
+        made = f"as triton-xpu {first.compiler} compiles them for {first.architecture}"
+        yield self.finding(
+            kernel, f"Products of {len(off)} of {len(good)} configurations of {kernel}, {made}, miss the matrix engine.",
+            [lowered_evidence(facts, one) for one in off[:3]],
+            fixes=[disable(first.selected)] if first.selected else [], affects=[first.scheme],
+        )  # fmt: skip
+
+
+RULES = (bandwidth, slower, eager, off_engine)
