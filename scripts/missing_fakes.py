@@ -82,8 +82,8 @@ def unstated() -> list[str]:
         "",
         "## Ops that get no fake from the repairs",
         "",
-        "The repairs ([repairs.md](repairs.md)) give each of those ops a fake, but for these. A guess would compile to wrong code, so the repair "
-        "stops, and the plan serves with `--enforce-eager` where one of them is reached.",
+        "The repairs ([repairs.md](repairs.md)) give each of those ops a fake, but for these. A guess would compile to wrong code, so "
+        "the repair stops, and the plan serves with `--enforce-eager` where one of them is reached.",
         "",
         "| op | why |",
         "| --- | --- |",

@@ -327,5 +327,5 @@ def test_ops_without_a_fake_are_no_rows_and_say_why(define: Any, monkeypatch: py
     assert not {op.partition(".")[0] for op in fakes_xpu.UNSTATED} & rows - {"torch_ipex::grouped_topk"}
     name, op = define("(Tensor logits) -> Tensor", "_xpu_C::compact_sampling_mask", reference=w8a16)
     monkeypatch.setitem(fakes_xpu.UNSTATED, op._name, fakes_xpu.UNSTATED["_xpu_C::compact_sampling_mask"])
-    with pytest.raises(RepairError, match="not known .*not published.*--enforce-eager"):
+    with pytest.raises(RepairError, match=r"not known .*not published.*--enforce-eager"):
         fakes.apply(name)

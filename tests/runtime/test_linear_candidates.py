@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.sim
 torch = pytest.importorskip("torch")
+
+from reference_gemms import w8a16, w8a16_trans_b  # noqa: E402
 
 from xpufp8.runtime import candidates, choice, memory  # noqa: E402
 from xpufp8.runtime.catalogue import RepairError  # noqa: E402
@@ -313,3 +317,89 @@ def test_candidates_compile_without_a_graph_break(candidate: Any) -> None:
         assert torch.equal(
             compiled(x, prepared.weight, prepared.scale, None), prepared.run(x, prepared.weight, prepared.scale, None)
         )
+
+
+@pytest.mark.parametrize(("layout", "scale_shape"), [("block", "blocks"), ("channel", "[N]"), ("tensor", "[1]")])
+def test_default_device_of_vllm_does_not_matter(layout: str, scale_shape: str) -> None:
+    """vLLM loads models with its device as torch's default; ``meta`` stands for one on which numbers cannot be drawn here."""
+    problem, weight, scale = make(64, 64, layout, scale_shape, FP8[0], torch.bfloat16)
+    with torch.device("meta"):
+        made, prepared = choice.prepare(problem, weight, scale)
+        assert choice.probe_input(problem, 3, weight.device).device.type == "cpu"
+    assert prepared.weight.device.type == "cpu"
+    tried = {trial.candidate: trial for trial in made.trials}
+    names = {c.name for c in TORCH_CANDIDATES if c.refuses(problem, "cpu") is None}
+    assert names
+    assert all(tried[name].refused is None for name in names), made.describe()
+    assert set(tried["dequantize-per-call"].seconds) == {str(tokens) for tokens in choice.TOKENS}
+
+
+# -- the device's own kernel -------------------------------------------------------------------------------------------
+
+NATIVE_OPS = {
+    "_xpu_C": ("_xpu_C", "(Tensor A, Tensor B, Tensor? B_scale_, Tensor? bias_) -> Tensor", w8a16),
+    "_xpu_C with trans_B": (
+        "_xpu_C",
+        "(Tensor A, Tensor B, bool trans_B, Tensor? B_scale_, Tensor? bias_) -> Tensor",
+        w8a16_trans_b,
+    ),
+    "torch_ipex": ("torch_ipex", "(Tensor _0, Tensor _1, bool trans_B, Tensor? _3, Tensor? _4) -> Tensor", w8a16_trans_b),
+}
+
+
+@pytest.fixture
+def native(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """``fp8_gemm_w8a16`` under a library's name with a reference kernel, maybe a wrong one; the candidate as on an XPU."""
+    which, kernel = request.param
+    namespace, schema, right = NATIVE_OPS[which]
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(f"fp8_gemm_w8a16{schema}")
+    library.impl("fp8_gemm_w8a16", kernel or right, "CPU")
+    yield replace(candidates.NATIVE, refuses=lambda problem, device: candidates.NATIVE.refuses(problem, "xpu"))
+    library._destroy()
+
+
+@pytest.mark.parametrize("native", [(which, None) for which in NATIVE_OPS], indirect=True, ids=lambda p: p[0])
+@pytest.mark.parametrize(("layout", "scale_shape"), LAYOUTS)
+@pytest.mark.parametrize("weight_dtype", FP8)
+def test_native_kernel_is_checked_and_chosen(
+    native: Any, monkeypatch: pytest.MonkeyPatch, layout: str, scale_shape: str, weight_dtype: Any
+) -> None:
+    monkeypatch.setattr(choice, "candidates", lambda: [native, candidates.PER_CALL])
+    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == native.name else 1)
+    problem, weight, scale = make(48, 64, layout, scale_shape, weight_dtype, torch.bfloat16)
+    made, prepared = choice.prepare(problem, weight, scale)
+    if layout == "block":
+        assert made.candidate == "dequantize-per-call"
+        assert "one scale, or one a channel" in (made.trials[0].refused or "")
+        return
+    assert made.candidate == "native-w8a16"
+    assert (made.trials[0].error or 1) < choice.ROUNDING_LIMIT / 4
+    x, bias = torch.randn(2, 3, 64).bfloat16(), torch.randn(48).bfloat16()
+    wanted = x.double() @ reference(problem, weight, scale).t() + bias.double()
+    got = prepared.run(x, prepared.weight, prepared.scale, bias)
+    assert (got.shape, got.dtype) == ((2, 3, 48), torch.bfloat16)
+    assert float((got.double() - wanted).norm() / wanted.norm()) < 2.0**-8
+
+
+def _scale_read_as_one(a: Any, b: Any, scale: Any, bias: Any) -> Any:
+    return w8a16(a, b, None if scale is None else scale[:1], bias)
+
+
+WRONG_KERNELS = {
+    "first scale for all": _scale_read_as_one,
+    "scale of the row before": lambda a, b, scale, bias: w8a16(a, b, scale.roll(1), bias),
+    "bias twice": lambda a, b, scale, bias: w8a16(a, b, scale, None if bias is None else bias * 2),
+    "no bias": lambda a, b, scale, bias: w8a16(a, b, scale, None),
+    "float16 on the way": lambda a, b, scale, bias: w8a16((a * 2.0**14).half(), b, scale, None).to(a.dtype) / 2.0**14,
+    "raises": lambda a, b, scale, bias: w8a16(a, b.t(), scale, bias),
+}
+
+
+@pytest.mark.parametrize("native", [("_xpu_C", kernel) for kernel in WRONG_KERNELS.values()], indirect=True, ids=WRONG_KERNELS)
+def test_wrong_native_kernel_is_refused(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "candidates", lambda: [native, candidates.PER_CALL])
+    problem, weight, scale = make(48, 64, "channel", "[N]", FP8[0], torch.bfloat16)
+    made = choice.choose(problem, weight, scale)
+    assert made.candidate == "dequantize-per-call"
+    assert made.trials[0].refused

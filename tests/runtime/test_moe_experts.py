@@ -1,51 +1,74 @@
-"""The FP8 experts against float64: layouts, routing, other ranks' experts."""
+"""The FP8 experts: every way against float64, the choice among them, and vLLM's own oracle before and after the repair."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.sim
 torch = pytest.importorskip("torch")
 
-from xpufp8.runtime import moe  # noqa: E402
+from reference_cases import schema_of  # noqa: E402
+from reference_gemms import CASES as GEMMS  # noqa: E402
+from reference_gemms import grouped_gemm  # noqa: E402
+
+from xpufp8.runtime import choice, expert_choice, experts, memory, moe  # noqa: E402
 from xpufp8.runtime.catalogue import RepairError  # noqa: E402
+from xpufp8.runtime.experts import ExpertCall  # noqa: E402
 
-EXPERTS, HIDDEN, INTER, TOP_K = 5, 192, 128, 2
-BLOCK = (128, 64)
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+EXPERTS, HIDDEN, INTER, TOP_K = 5, 96, 64, 2
+BLOCK = (64, 32)
+PLAIN = [experts.AT_LOAD, experts.PER_CALL]
 
 
-def layer(layout: str, weight_dtype: Any) -> tuple[Any, Any, Any, Any]:
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(choice.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "_memo", {})
+    monkeypatch.delenv(choice.FORCE_VARIABLE, raising=False)
+    memory.reset()
+
+
+def layer(layout: str, weight_dtype: Any, *, count: int = EXPERTS, hidden: int = HIDDEN, inner: int = INTER,
+          block: tuple[int, int] = BLOCK, seed: int = 3) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Weights and scales of an expert layer, each scale different; and both dequantized in float64."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     weights, scales, wide = [], [], []
-    for n, k in ((2 * INTER, HIDDEN), (HIDDEN, INTER)):
-        weight = torch.randn(EXPERTS, n, k, generator=generator).to(weight_dtype)
-        shape = {"tensor": (EXPERTS,), "channel": (EXPERTS, n, 1), "block": (EXPERTS, -(-n // BLOCK[0]), -(-k // BLOCK[1]))}[
-            layout
-        ]
+    for n, k in ((2 * inner, hidden), (hidden, inner)):
+        weight = torch.randn(count, n, k, generator=generator).to(weight_dtype)
+        shape = {"tensor": (count,), "channel": (count, n, 1), "block": (count, -(-n // block[0]), -(-k // block[1]))}[layout]
         scale = torch.exp2(torch.rand(shape, generator=generator) * 2 - 4)
         if layout == "block":
-            full = scale.repeat_interleave(BLOCK[0], 1)[:, :n].repeat_interleave(BLOCK[1], 2)[:, :, :k]
+            full = scale.repeat_interleave(block[0], 1)[:, :n].repeat_interleave(block[1], 2)[:, :, :k]
         else:
-            full = scale.reshape(EXPERTS, -1, 1)
+            full = scale.reshape(count, -1, 1)
         weights.append(weight)
         scales.append(scale)
         wide.append(weight.double() * full.double())
     return tuple(weights), tuple(scales), wide[0], wide[1]
 
 
-def reference(x: Any, w13: Any, w2: Any, topk_weights: Any, ids: Any, act: Any) -> Any:
+def reference(x: Any, w13: Any, w2: Any, topk_weights: Any, ids: Any, act: Any, biases: Any = (None, None)) -> Any:
     """Token by token, slot by slot."""
+    b13, b2 = (torch.zeros(w.shape[:2]) if bias is None else bias for w, bias in zip((w13, w2), biases, strict=True))
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token in range(x.shape[0]):
         for slot in range(ids.shape[1]):
             expert = int(ids[token, slot])
             if expert < 0:
                 continue
-            gate, up = (w13[expert] @ x[token].double()).chunk(2)
-            out[token] += topk_weights[token, slot].double() * (w2[expert] @ (act(gate) * up))
+            gate, up = (w13[expert] @ x[token].double() + b13[expert].double()).chunk(2)
+            out[token] += topk_weights[token, slot].double() * (w2[expert] @ (act(gate) * up) + b2[expert].double())
     return out
 
 
@@ -56,49 +79,267 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("layout", ["tensor", "channel", "block"])
-@pytest.mark.parametrize("weight_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_experts_against_float64(tokens: int, weight_dtype: Any, layout: str, activation: str) -> None:
-    weights, scales, w13, w2 = layer(layout, weight_dtype)
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
-    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(tokens)]).int()
-    topk_weights = torch.rand(tokens, TOP_K, generator=generator)
-    block = BLOCK if layout == "block" else None
-    got = moe.experts_forward(x, weights, scales, (topk_weights, ids), block=block, activation=activation)
-    wanted = reference(x, w13, w2, topk_weights, ids, ACTIVATIONS[activation])
-    assert got.dtype == torch.bfloat16
-    # Three roundings to bfloat16 on the way (weights, hidden state, output): 2^-8 each at the worst, and they do not cancel.
-    assert float((got.double() - wanted).norm() / wanted.norm()) < 3 * 2.0**-8
+def forward(candidate: Any, x: Any, call: ExpertCall) -> Any:
+    """Bring a layer into a candidate's form and compute."""
+    prepared = candidate.prepare(experts.problem_of(call, x.dtype, call.routing[1].shape[1]), call.weights, call.scales)
+    assert [w.shape for w in prepared.weights] == [w.shape for w in call.weights]
+    assert [s.shape for s in prepared.scales] == [s.shape for s in call.scales]
+    return prepared.forward(x, replace(call, weights=prepared.weights, scales=prepared.scales))
+
+
+def error_of(got: Any, wanted: Any) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+@pytest.fixture
+def native() -> Iterator[Any]:
+    """The grouped GEMM of vllm-xpu-kernels under its own name, with a reference kernel; the candidate as on an XPU."""
+    case = next(c for c in GEMMS if c.op == "_xpu_C::cutlass_grouped_gemm_interface")
+    library = torch.library.Library("_xpu_C", "FRAGMENT")
+    library.define(f"cutlass_grouped_gemm_interface{schema_of(case)}")
+    library.impl("cutlass_grouped_gemm_interface", grouped_gemm, "CPU")
+    yield replace(experts.NATIVE, refuses=lambda problem, device: experts.NATIVE.refuses(problem, "xpu"))
+    library._destroy()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(1, 6), hidden=st.integers(1, 100), inner=st.integers(1, 70), tokens=st.integers(1, 9), data=st.data(),
+    layout=st.sampled_from(["tensor", "channel", "block"]), weight_dtype=st.sampled_from(FP8),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]), block=st.sampled_from([(128, 128), (32, 64), (16, 16)]),
+    activation=st.sampled_from(list(ACTIVATIONS)), biased=st.booleans(), mapped=st.booleans(), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_experts_against_float64(count: int, hidden: int, inner: int, tokens: int, data: Any, layout: str, weight_dtype: Any, dtype: Any,
+                                 block: tuple[int, int], activation: str, biased: bool, mapped: bool, seed: int) -> None:  # fmt: skip
+    weights, scales, w13, w2 = layer(layout, weight_dtype, count=count, hidden=hidden, inner=inner, block=block, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    top_k = data.draw(st.integers(1, count))
+    x = torch.randn(tokens, hidden, generator=generator).to(dtype)
+    ids = torch.stack([torch.randperm(count, generator=generator)[:top_k] for _ in range(tokens)]).int()
+    shares = torch.rand(tokens, top_k, generator=generator) + 0.1
+    biases = tuple(torch.randn(w.shape[:2], generator=generator).to(dtype) if biased else None for w in weights)
+    # Every second expert belongs to another rank.
+    mapping = torch.where(torch.arange(count) % 2 == 0, torch.arange(count), -1).int() if mapped else None
+    local = ids if mapping is None else mapping[ids.long()]
+    call = ExpertCall(weights, scales, (shares, ids), block if layout == "block" else None, activation, mapping, biases)
+    wanted = reference(x, w13, w2, shares, local, ACTIVATIONS[activation], biases)
+    for candidate in PLAIN:
+        got = forward(candidate, x, call)
+        assert (got.dtype, got.shape) == (dtype, x.shape)
+        # Roundings of weights, gate and up, hidden state and output, 2^-9 each in bfloat16; small layers do not average them. float16 has
+        # steps of 2^-24 near zero.
+        assert float((got.double() - wanted).norm()) < 2.0**-6 * float(wanted.norm()) + 2.0**-20, candidate.name
+
+
+@pytest.mark.parametrize("weight_dtype", FP8)
+@pytest.mark.parametrize("candidate", PLAIN, ids=lambda c: c.name)
+def test_nan_and_zero_blocks_stay_in_their_expert(candidate: Any, weight_dtype: Any) -> None:
+    weights, scales, _, _ = layer("block", weight_dtype)
+    weights[0].view(torch.uint8)[1, 3, 5] = 0x7F
+    scales[0][2] = 0
+    x = torch.randn(4, HIDDEN).bfloat16()
+    ids = torch.tensor([[1], [2], [3], [2]])
+    out = forward(candidate, x, ExpertCall(weights, scales, (torch.ones(4, 1), ids), BLOCK))
+    assert torch.isnan(out[0]).all()
+    assert torch.equal(out[[1, 3]], torch.zeros(2, HIDDEN).bfloat16())
+    assert torch.isfinite(out[2]).all()
+    assert out[2].abs().sum() > 0
 
 
 def test_experts_of_other_ranks_are_passed_over() -> None:
-    weights, scales, w13, w2 = layer("tensor", torch.float8_e4m3fn)
+    weights, scales, w13, w2 = layer("tensor", FP8[0])
     x = torch.randn(4, HIDDEN).bfloat16()
     ids = torch.tensor([[0, 7], [9, 8], [4, 5], [6, 1]])
     expert_map = torch.full((10,), -1, dtype=torch.int32)
     expert_map[torch.tensor([7, 4, 1])] = torch.tensor([0, 1, 2], dtype=torch.int32)
-    topk_weights = torch.rand(4, 2)
-    got = moe.experts_forward(x, weights, scales, (topk_weights, ids), expert_map=expert_map)
-    wanted = reference(x, w13, w2, topk_weights, expert_map[ids], torch.nn.functional.silu)
+    shares = torch.rand(4, 2)
+    got = experts.plain_forward(x, ExpertCall(weights, scales, (shares, ids), expert_map=expert_map))
+    wanted = reference(x, w13, w2, shares, expert_map[ids], torch.nn.functional.silu)
     assert torch.equal(got[1], torch.zeros(HIDDEN, dtype=torch.bfloat16))
-    assert float((got.double() - wanted).norm() / wanted.norm()) < 3 * 2.0**-8
+    assert error_of(got, wanted) < 3 * 2.0**-8
 
 
 def test_router_weight_is_applied_once() -> None:
-    weights, scales, _, _ = layer("tensor", torch.float8_e4m3fn)
+    weights, scales, _, _ = layer("tensor", FP8[0])
     x, ids = torch.randn(3, HIDDEN).bfloat16(), torch.tensor([[0], [1], [0]])
-    half = torch.full((3, 1), 0.5)
-    weighted = moe.experts_forward(x, weights, scales, (half, ids))
-    already = moe.experts_forward(x, weights, scales, (half, ids), weighted_input=True)
+    call = ExpertCall(weights, scales, (torch.full((3, 1), 0.5), ids))
+    weighted, already = experts.plain_forward(x, call), experts.plain_forward(x, replace(call, weighted_input=True))
     torch.testing.assert_close(weighted * 2, already)
 
 
-def test_scale_of_no_known_layout_is_refused() -> None:
+@pytest.mark.parametrize(("scale", "block"), [((4, 3), None), ((4, 2, 2), (16, 16)), ((4, 1, 1), (8, 8))])
+def test_scale_of_no_known_layout_is_refused(scale: tuple[int, ...], block: Any) -> None:
     with pytest.raises(RepairError, match="fits no layout"):
-        moe.layout_of(torch.empty(4, 16, 8), torch.empty(4, 3), None)
+        experts.layout_of(torch.empty(4, 16, 8), torch.empty(scale), block)
+
+
+# -- the device's own kernel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_native_grouped_product_against_float64(native: Any, biased: bool, mapped: bool) -> None:
+    weights, scales, w13, w2 = layer("tensor", FP8[0])
+    x, ids, shares = torch.randn(9, HIDDEN).bfloat16(), torch.randint(0, EXPERTS, (9, TOP_K)).int(), torch.rand(9, TOP_K)
+    biases = tuple(torch.randn(w.shape[:2]).bfloat16() if biased else None for w in weights)
+    mapping = torch.tensor([0, -1, 1, 2, -1], dtype=torch.int32) if mapped else None
+    call = ExpertCall(weights, scales, (shares, ids), None, "silu", mapping, biases)
+    wanted = reference(x, w13, w2, shares, ids if mapping is None else mapping[ids.long()], ACTIVATIONS["silu"], biases)
+    assert error_of(forward(native, x, call), wanted) < 3 * 2.0**-8
+
+
+def test_native_kernel_is_asked_only_what_it_takes(native: Any) -> None:
+    for layout, said in (("tensor", None), ("channel", "one scale an expert"), ("block", "one scale an expert")):
+        weights, scales, _, _ = layer(layout, FP8[0])
+        call = ExpertCall(weights, scales, (None, None), BLOCK if layout == "block" else None)
+        problem = experts.problem_of(call, torch.bfloat16, TOP_K)
+        refused = native.refuses(problem, "cpu")
+        assert refused is None if said is None else said in refused
+        assert experts.NATIVE.refuses(problem, "cpu") is not None
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def whole(layout: str = "block", weight_dtype: Any = FP8[0], dtype: Any = torch.bfloat16, **sizes: Any) -> tuple[Any, ExpertCall]:
+    """A layer as it is when its weights are loaded, and the problem that it is."""
+    weights, scales, _, _ = layer(layout, weight_dtype, **sizes)
+    call = ExpertCall(weights, scales, (None, None), BLOCK if layout == "block" else None)
+    return experts.problem_of(call, dtype, TOP_K), call
+
+
+@pytest.mark.parametrize("weight_dtype", FP8)
+@pytest.mark.parametrize("layout", ["tensor", "channel", "block"])
+def test_right_candidates_pass_the_check(layout: str, weight_dtype: Any) -> None:
+    problem, call = whole(layout, weight_dtype)
+    made = expert_choice.choose(problem, call)
+    tried = {trial.candidate: trial for trial in made.trials}
+    assert [*tried] == [candidate.name for candidate in experts.candidates()]
+    for candidate in PLAIN:
+        trial = tried[candidate.name]
+        assert trial.refused is None, trial
+        assert trial.error is not None
+        assert trial.error < choice.ROUNDING_LIMIT / 2
+        assert set(trial.seconds) == {str(tokens) for tokens in choice.TOKENS}
+    assert made.candidate in {candidate.name for candidate in PLAIN}
+
+
+def sabotaged(change: Any) -> experts.ExpertCandidate:
+    """Per-call dequantization with its scales changed: what a misread scale looks like."""
+
+    def prepare(problem: Any, weights: Any, scales: Any) -> Any:
+        return experts.PER_CALL.prepare(problem, weights, change(scales))
+
+    return experts.ExpertCandidate("liar", lambda problem, device: None, prepare)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: (s[0] * 2, s[1]),
+        lambda s: (s[0], s[1] * 1.05),
+        lambda s: (s[0].flip(1), s[1]),
+        lambda s: (s[0], s[1].flip(0)),
+        lambda s: (s[0].roll(1, 0), s[1]),
+        lambda s: (torch.ones_like(s[0]), s[1]),
+    ],
+    ids=["doubled", "5 % off", "gate for up", "experts reversed", "experts shifted", "ignored"],
+)
+def test_misread_scale_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    monkeypatch.setattr(experts, "candidates", lambda: [sabotaged(change), experts.PER_CALL])
+    made = expert_choice.choose(*whole())
+    assert made.candidate == "dequantize-per-call"
+    assert "wrong" in (made.trials[0].refused or "")
+
+
+def test_native_kernel_is_chosen_where_right_and_refused_where_wrong(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "candidates", lambda: [native, *PLAIN])
+    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == native.name else 1)
+    problem, call = whole("tensor")
+    made, prepared = expert_choice.prepare(problem, call)
+    assert made.candidate == "native-grouped"
+    assert prepared.weights[0].transpose(1, 2).is_contiguous()
+    assert torch.equal(prepared.weights[0].float(), call.weights[0].float())
+    monkeypatch.setattr(choice, "_memo", {})
+    choice.cache_file(call.weights[0].device).unlink()
+    honest = experts.native_forward
+    wrong = replace(native, prepare=lambda p, w, s: replace(native.prepare(p, w, s), forward=lambda x, c: honest(x, c) * 1.1))
+    monkeypatch.setattr(experts, "candidates", lambda: [wrong, *PLAIN])
+    made = expert_choice.choose(problem, call)
+    assert made.candidate != "native-grouped"
+    assert "wrong" in (made.trials[0].refused or "")
+
+
+def test_choice_is_kept_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, call = whole()
+    first = expert_choice.choose(problem, call)
+    kept = json.loads(choice.cache_file(call.weights[0].device).read_text())
+    assert kept[problem.key()]["candidate"] == first.candidate
+    monkeypatch.setattr(choice, "_memo", {})
+    monkeypatch.setattr(expert_choice, "_try", None)  # would raise
+    assert expert_choice.choose(problem, call) == first
+    other, call = whole(hidden=HIDDEN + 64)
+    with pytest.raises(TypeError):
+        expert_choice.choose(other, call)
+
+
+def test_widening_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, call = whole()
+    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == "dequantize-at-load" else 1)
+    monkeypatch.setenv(memory.BUDGET_VARIABLE, str(2 * problem.numel + 1))
+    taken = [expert_choice.prepare(problem, call)[0].candidate for _ in range(3)]
+    assert taken == ["dequantize-at-load", "dequantize-at-load", "dequantize-per-call"]
+    memory.reset()
+    assert expert_choice.choose(problem, call, may_widen=False).candidate == "dequantize-per-call"
+
+
+def test_forced_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, wanted in (("dequantize-at-load", "dequantize-at-load"), ("dequantize-per-call", "dequantize-per-call")):
+        monkeypatch.setenv(choice.FORCE_VARIABLE, name)
+        assert expert_choice.choose(*whole()).candidate == wanted
+    # A candidate for linear layers says nothing of experts.
+    monkeypatch.setenv(choice.FORCE_VARIABLE, "torch-scaled-mm")
+    assert expert_choice.choose(*whole()).trials
+    monkeypatch.setenv(choice.FORCE_VARIABLE, "nonsense")
+    with pytest.raises(RepairError, match=r"nonsense.*triton-experts"):
+        expert_choice.choose(*whole())
+
+
+def test_float16_overflow_is_refused_and_not_served() -> None:
+    problem, call = whole(dtype=torch.float16)
+    with pytest.raises(RepairError, match="agrees with float64"):
+        expert_choice.choose(problem, replace(call, scales=(call.scales[0] * 2**14, call.scales[1])))
+
+
+def test_weights_of_nan_choose_still() -> None:
+    problem, call = whole()
+    call.weights[0].view(torch.uint8)[:] = 0x7F
+    assert expert_choice.choose(problem, call).candidate
+
+
+def test_fake_weights_choose_without_measuring() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    problem, call = whole()
+    with FakeTensorMode() as mode:
+        pretend = replace(
+            call, weights=tuple(map(mode.from_tensor, call.weights)), scales=tuple(map(mode.from_tensor, call.scales))
+        )
+        made, _ = expert_choice.prepare(problem, pretend)
+    assert (made.candidate, made.trials) == ("dequantize-per-call", [])
+
+
+def test_default_device_of_vllm_does_not_matter() -> None:
+    """vLLM loads models with its device as torch's default; ``meta`` stands for one on which numbers cannot be drawn here."""
+    problem, call = whole()
+    with torch.device("meta"):
+        made, prepared = expert_choice.prepare(problem, call)
+    assert all(trial.refused is None for trial in made.trials[2:])
+    assert not math.isnan(made.trials[2].error or math.nan)
+    assert prepared.weights[0].device.type == "cpu"
+
+
+# -- inside vLLM -------------------------------------------------------------------------------------------------------
 
 
 class Oracle:
@@ -116,8 +357,6 @@ class Oracle:
 
 
 def moe_config(activation: str = "silu", **changes: Any) -> Any:
-    from types import SimpleNamespace
-
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
     fields = {"is_act_and_mul": True, "activation": MoEActivation(activation), "has_hash_routing": False, "routing_method": None,
@@ -153,3 +392,77 @@ def test_a_backend_that_was_typed_and_cannot_is_not_replaced() -> None:
 def test_what_the_fallback_does_not_cover_stops() -> None:
     with pytest.raises(RepairError, match="neither vLLM nor this repair"):
         moe.wrap(Oracle(("NONE", None)), "TRITON")(moe_config("swigluoai"), quant_key())
+
+
+def real_config(**layer_sizes: Any) -> Any:
+    from probes.kernel_table_live_moe import _config
+
+    return _config("bfloat16", {"num_experts": EXPERTS, "experts_per_token": TOP_K, **layer_sizes}, None)
+
+
+def keys(block: bool) -> tuple[Any, Any]:
+    from vllm.model_executor.layers.quantization.utils import quant_utils as keys
+
+    if block:
+        return keys.kFp8Static128BlockSym, keys.kFp8Dynamic128Sym
+    return keys.kFp8StaticTensorSym, keys.kFp8DynamicTensorSym
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """vLLM's own, on a CPU that has no matrix unit."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.oracle import fp8
+
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    with set_current_vllm_config(VllmConfig()):
+        yield fp8
+
+
+@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("block", [True, False])
+def test_real_oracle_finds_nothing_and_the_repair_computes(
+    oracle: Any, monkeypatch: pytest.MonkeyPatch, block: bool, widened: bool
+) -> None:
+    """Stock vLLM selects no backend; with the repair its own modular kernel runs our experts, weights converted on the way."""
+    config = real_config(hidden_dim=256, intermediate_size=128)
+    assert oracle.select_fp8_moe_backend(config, *keys(block)) == (oracle.Fp8MoeBackend.NONE, None)
+    backend, made = moe.wrap(oracle.select_fp8_moe_backend, oracle.Fp8MoeBackend.TRITON)(config, *keys(block))
+    assert made is moe.experts_class()
+    monkeypatch.setenv(choice.FORCE_VARIABLE, "dequantize-at-load" if widened else "dequantize-per-call")
+    weights, scales, w13, w2 = layer("block" if block else "tensor", FP8[0], hidden=256, inner=128, block=(128, 128))
+    loaded = torch.nn.Module()
+    loaded.quant_method, loaded.moe_config, loaded.activation = SimpleNamespace(experts_cls=made), config, config.activation
+    if block:
+        loaded.weight_block_size = [128, 128]
+    converted = moe.wrap_conversion(oracle.convert_to_fp8_moe_kernel_format)(
+        fp8_backend=backend, layer=loaded, w13=weights[0], w2=weights[1], w13_scale=scales[0], w2_scale=scales[1],
+        w13_input_scale=None, w2_input_scale=None,
+    )  # fmt: skip
+    assert converted[0].dtype == (torch.bfloat16 if widened else FP8[0])
+    quantization = oracle.make_fp8_moe_quant_config(
+        fp8_backend=backend, w1_scale=converted[2], w2_scale=converted[3], a1_scale=None, a2_scale=None,
+        block_shape=[128, 128] if block else None, layer=loaded,
+    )  # fmt: skip
+    kernel = oracle.make_fp8_moe_kernel(moe_quant_config=quantization, moe_config=config, fp8_backend=backend, experts_cls=made)
+    x, ids, shares = torch.randn(7, 256).bfloat16(), torch.randint(0, EXPERTS, (7, TOP_K)).int(), torch.rand(7, TOP_K)
+    out = kernel.apply(
+        x, converted[0], converted[1], shares, ids, activation=config.activation, global_num_experts=EXPERTS, expert_map=None,
+        apply_router_weight_on_input=False,
+    )  # fmt: skip
+    assert error_of(out, reference(x, w13, w2, shares, ids, ACTIVATIONS["silu"])) < 3 * 2.0**-8
+
+
+def test_layers_of_other_backends_are_converted_as_ever(oracle: Any) -> None:
+    tensors = tuple(torch.empty(1) for _ in range(4))
+    layer_of_vllm = SimpleNamespace(quant_method=SimpleNamespace(experts_cls=object))
+    assert moe.wrap_conversion(lambda *_, **__: tensors)(None, layer_of_vllm) is tensors
+
+
+def test_weights_without_a_choice_get_one_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release without the conversion: what widens is left out, because vLLM keeps the FP8 weights."""
+    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == "dequantize-at-load" else 1)
+    problem, call = whole()
+    routed = replace(call, routing=(torch.ones(2, TOP_K), torch.zeros(2, TOP_K).int()))
+    assert moe.forward_for(routed, torch.bfloat16) is experts.plain_forward
+    assert choice._memo[f"{problem.key()}|False"].candidate == "dequantize-per-call"

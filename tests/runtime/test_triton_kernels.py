@@ -99,6 +99,9 @@ def test_experts_agree_with_float64_and_with_the_plain_ones() -> None:
     assert len(layers) == 4
     # Two roundings of weights to fp16 and of what lies between, in another order.
     assert all(case["difference"] < 2e-3 and case["again"] for case in layers), layers
+    checked = next(case for case in found if case["case"] == "checked")
+    assert checked["refused"] is None
+    assert checked["error"] < checked["limit"] / 4 < checked["limit"] < checked["wrong"]
 
 
 def test_candidates_prepare_run_and_trace_without_a_cache_folder() -> None:

@@ -8,6 +8,7 @@ operands to the activation dtype and multiplying in torch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from xpufp8.runtime.moe import experts_forward as plain_experts
+from xpufp8.runtime import choice, expert_choice
+from xpufp8.runtime.experts import TRITON, ExpertCall, plain_forward, problem_of
 from xpufp8.runtime.problem import Problem, exact
 from xpufp8.runtime.triton_kernels import experts, experts_forward, launch, linear, linear_candidates, space
 
@@ -227,13 +229,18 @@ def experts_cases() -> None:
     routing = torch.rand(tokens, 2), torch.randint(0, 8, (tokens, 2))
     for title, more in (("here", {}), ("weighted input", {"weighted_input": True}), ("gelu", {"activation": "gelu"})):
         chosen = (routing[0], routing[1] % count)
-        out = experts_forward(x, weights, scales, chosen, block=block, **more)
-        other = plain_experts(x, weights, scales, chosen, block=block, **more)
-        again = experts_forward(x, weights, scales, chosen, block=block, **more)
+        call = ExpertCall(weights, scales, chosen, block, **more)
+        out, other, again = experts_forward(x, call), plain_forward(x, call), experts_forward(x, call)
         say(case=f"layer, {title}", difference=norm_error(out, other.double()), again=bool(torch.equal(out, again)))
+    call = ExpertCall(weights, scales, routing, block)
+    problem = problem_of(call, x.dtype, 2)
+    prepared = TRITON.prepare(problem, weights, scales)
+    wrong = dataclasses.replace(prepared, scales=(scales[0] * 1.1, scales[1]))
+    say(case="checked", refused=TRITON.refuses(problem, DEVICE), error=expert_choice.check(problem, prepared, call),
+        wrong=expert_choice.check(problem, wrong, call), limit=choice.ROUNDING_LIMIT)  # fmt: skip
     mapping = torch.tensor([0, -1, 1, 2, -1, 3, -1, -1])
-    out = experts_forward(x, weights, scales, routing, block=block, expert_map=mapping)
-    other = plain_experts(x, weights, scales, routing, block=block, expert_map=mapping)
+    call = ExpertCall(weights, scales, routing, block, expert_map=mapping)
+    out, other = experts_forward(x, call), plain_forward(x, call)
     say(case="layer, other ranks", difference=norm_error(out, other.double()), again=True)
 
 

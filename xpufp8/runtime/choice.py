@@ -13,9 +13,11 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpufp8.runtime import memory
 from xpufp8.runtime.candidates import AT_LOAD, PER_CALL, Candidate, Prepared, candidates
@@ -25,10 +27,11 @@ from xpufp8.runtime.problem import Problem, exact
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 CACHE_VARIABLE = "XPUFP8_CACHE_DIR"
 FORCE_VARIABLE = "XPUFP8_KERNEL"
 """Name of the candidate to use whatever is measured, for those who compare."""
-REVISION = 1
+REVISION = 2
 """Raised when the arithmetic of a candidate changes, so that older answers are measured again."""
 
 ROUNDING_LIMIT = 2.0**-6
@@ -38,8 +41,10 @@ QUANTIZING_LIMIT = 2.0**-4
 """The same where activations are rounded to FP8: e4m3 has 4 bits (2^-5 on average of the largest), e5m2 one less."""
 CHECKED_ROWS = 256
 """Rows of the weight that are compared, spread over all of them; the float64 product of a whole layer would not fit."""
-TOKENS = (1, 17, 256)
-"""Activation rows that are timed: one token, an odd few, and a prompt."""
+TOKENS = (1, 17, 64, 256)
+"""Activation rows that are timed: one token, an odd few, a full batch, and a prompt."""
+LONG = 0.5
+"""Seconds of timing one call again and again after which the best of them is taken."""
 
 _logger = logging.getLogger("vllm.xpufp8")
 _memo: dict[str, Choice] = {}
@@ -107,8 +112,8 @@ def _read_cache(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _cached(path: Path, problem: Problem) -> Choice | None:
-    entry: Any = _read_cache(path).get(problem.key())
+def _cached(path: Path, key: str) -> Choice | None:
+    entry: Any = _read_cache(path).get(key)
     try:
         return Choice(entry["problem"], entry["candidate"], [Trial(**trial) for trial in entry["trials"]])
     except (TypeError, KeyError):
@@ -145,11 +150,12 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) 
     return float(((got - wanted) / size).square().mean().sqrt())
 
 
-def _probe_input(problem: Problem, rows: int, device: torch.device) -> torch.Tensor:
+def probe_input(problem: Problem, rows: int, device: torch.device) -> torch.Tensor:
+    """Random activations ``[rows, K]``, drawn on the CPU whatever vLLM's default device is while it loads a model."""
     import torch
 
-    generator = torch.Generator().manual_seed(rows)
-    return torch.randn(rows, problem.k, generator=generator).to(problem.dtype).to(device)
+    generator = torch.Generator(device="cpu").manual_seed(rows)
+    return torch.randn(rows, problem.k, generator=generator, device="cpu").to(problem.dtype).to(device)
 
 
 def check(problem: Problem, candidate: Candidate, prepared: Prepared, weight: torch.Tensor, scale: torch.Tensor) -> float:
@@ -157,7 +163,7 @@ def check(problem: Problem, candidate: Candidate, prepared: Prepared, weight: to
     import torch
 
     count = min(problem.n, CHECKED_ROWS)
-    rows = torch.linspace(0, problem.n - 1, count, dtype=torch.float64).round().to(torch.int64)
+    rows = torch.linspace(0, problem.n - 1, count, dtype=torch.float64, device="cpu").round().to(torch.int64)
     reference = exact(problem, weight, scale, rows)
     # Columns of a weight with a NaN or an Inf tell nothing of the arithmetic, and dummy weights have them.
     usable = torch.isfinite(reference).all(dim=1)
@@ -167,12 +173,12 @@ def check(problem: Problem, candidate: Candidate, prepared: Prepared, weight: to
     norms = reference.norm(dim=1)
     # A row that is next to nothing beside the others may round to nothing; it decides no token.
     norms = norms.clamp_min(float(norms.square().mean().sqrt()) * 2.0**-10).clamp_min(torch.finfo(torch.float64).tiny)
-    bias = torch.zeros(problem.n, dtype=torch.float64)
-    bias[rows] = norms * torch.linspace(-1, 1, len(rows), dtype=torch.float64)
+    bias = torch.zeros(problem.n, dtype=torch.float64, device="cpu")
+    bias[rows] = norms * torch.linspace(-1, 1, len(rows), dtype=torch.float64, device="cpu")
     bias = bias.to(problem.dtype)
     worst = 0.0
     for tokens in (1, 17):
-        x = _probe_input(problem, tokens, weight.device)
+        x = probe_input(problem, tokens, weight.device)
         exact_x = x.cpu().to(torch.float64)
         wanted = exact_x @ reference.t()
         # What such operands give on average, or what these ones gave where that is more: rounding is relative to the output.
@@ -192,21 +198,39 @@ def _synchronize(device: torch.device) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
+def best_of(run: Callable[[], Any], device: torch.device) -> float:
+    """Return seconds a call: the best of a few after a first, so that a busy machine matters less; of fewer where they take long."""
+    run()
+    _synchronize(device)
+    best, spent = math.inf, 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        _synchronize(device)
+        taken = time.perf_counter() - start
+        best, spent = min(best, taken), spent + taken
+        if spent > LONG:
+            break
+    return best
+
+
 def measure(problem: Problem, prepared: Prepared, device: torch.device) -> dict[str, float]:
-    """Return seconds a call for each number of activation rows: the best of a few, so that a busy machine matters less."""
+    """Return seconds a call for each number of activation rows."""
     seconds = {}
     for tokens in TOKENS:
-        x = _probe_input(problem, tokens, device)
-        prepared.run(x, prepared.weight, prepared.scale, None)
-        _synchronize(device)
-        best = math.inf
-        for _ in range(3):
-            start = time.perf_counter()
-            prepared.run(x, prepared.weight, prepared.scale, None)
-            _synchronize(device)
-            best = min(best, time.perf_counter() - start)
-        seconds[str(tokens)] = best
+        x = probe_input(problem, tokens, device)
+        seconds[str(tokens)] = best_of(partial(prepared.run, x, prepared.weight, prepared.scale, None), device)
     return seconds
+
+
+def wrong(name: str, error: float, limit: float) -> Trial:
+    """A candidate that does not agree with float64."""
+    return Trial(name, error, refused=f"wrong: relative error {error:.2e}, allowed {limit:.2e}")
+
+
+def raised(name: str, error: Exception) -> Trial:
+    """A candidate that did not run."""
+    return Trial(name, refused=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
 
 
 def _try(problem: Problem, candidate: Candidate, weight: torch.Tensor, scale: torch.Tensor) -> Trial:
@@ -219,10 +243,10 @@ def _try(problem: Problem, candidate: Candidate, weight: torch.Tensor, scale: to
         error = check(problem, candidate, prepared, weight, scale)
         limit = QUANTIZING_LIMIT if candidate.quantizes else ROUNDING_LIMIT
         if not error <= limit:
-            return Trial(candidate.name, error, refused=f"wrong: relative error {error:.2e}, allowed {limit:.2e}")
+            return wrong(candidate.name, error, limit)
         return Trial(candidate.name, error, measure(problem, prepared, weight.device))
     except Exception as exc:  # noqa: BLE001 - a kernel that raises is out, the next one is tried
-        return Trial(candidate.name, refused=f"{type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}"[:300])
+        return raised(candidate.name, exc)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -237,6 +261,23 @@ def _score(trial: Trial) -> float:
     return math.exp(sum(math.log(max(s, 1e-9)) for s in trial.seconds.values()) / max(len(trial.seconds), 1))
 
 
+def forced(known: Mapping[str, Any]) -> str | None:
+    """The candidate that a person asked for, where it is one of these; None where it is one for other layers.
+
+    Raises:
+        RepairError: no candidate has that name.
+    """
+    name = os.environ.get(FORCE_VARIABLE)
+    if name is None or name in known:
+        return name
+    from xpufp8.runtime import experts
+
+    every = [c.name for c in candidates()] + [c.name for c in experts.candidates() if c.name not in {AT_LOAD.name, PER_CALL.name}]
+    if name not in every:
+        raise RepairError(f"{FORCE_VARIABLE} names {name!r}; there are {', '.join(every)}")
+    return None
+
+
 def choose(problem: Problem, weight: torch.Tensor, scale: torch.Tensor) -> Choice:
     """Choose how to compute a layer.
 
@@ -244,30 +285,43 @@ def choose(problem: Problem, weight: torch.Tensor, scale: torch.Tensor) -> Choic
         RepairError: no candidate reproduces the float64 product.
     """
     known = {candidate.name: candidate for candidate in candidates()}
-    forced = os.environ.get(FORCE_VARIABLE)
-    if forced is not None:
-        if forced not in known:
-            raise RepairError(f"{FORCE_VARIABLE} names {forced!r}; there are {', '.join(known)}")
-        return Choice(problem.key(), forced)
+    asked = forced(known)
+    if asked is not None:
+        return Choice(problem.key(), asked)
     if is_fake(weight):
         able = [
             c for c in known.values() if c is not AT_LOAD and not c.quantizes and c.refuses(problem, weight.device.type) is None
         ]
         return Choice(problem.key(), able[0].name)
-    extra = (AT_LOAD.bytes_per_weight - 1) * weight.numel()
-    roomy = memory.may_take(extra, weight.device)
-    memo = f"{problem.key()}|{roomy}"
+    roomy = memory.may_take((AT_LOAD.bytes_per_weight - 1) * weight.numel(), weight.device)
+    return decide(problem.key(), known, lambda candidate: _try(problem, candidate, weight, scale), weight.device, roomy=roomy)
+
+
+def decide(key: str, known: Mapping[str, T], attempt: Callable[[T], Trial], device: torch.device, *, roomy: bool) -> Choice:
+    """Take the fastest candidate that is right: the one known from before, or by trying each.
+
+    Args:
+        key: the problem's.
+        known: candidates by name, most preferred first.
+        attempt: checks and times one.
+        device: where.
+        roomy: whether memory allows weights that are widened at load.
+
+    Raises:
+        RepairError: none is right.
+    """
+    memo = f"{key}|{roomy}"
     if memo in _memo:
         return _memo[memo]
-    path = cache_file(weight.device)
-    choice = _cached(path, problem)
+    path = cache_file(device)
+    choice = _cached(path, key)
     if choice is None or choice.candidate not in known:
-        trials = [_try(problem, candidate, weight, scale) for candidate in known.values()]
-        choice = Choice(problem.key(), "", trials)
+        trials = [attempt(candidate) for candidate in known.values()]
+        choice = Choice(key, "", trials)
         fit = [trial for trial in trials if trial.refused is None]
         if not fit:
             raise RepairError(f"no way to compute this layer agrees with float64: {choice.describe()}")
-        choice = Choice(problem.key(), min(fit, key=_score).candidate, trials)
+        choice = Choice(key, min(fit, key=_score).candidate, trials)
         _write_cache(path, choice)
         _logger.info("xpufp8 chose %s", choice.describe())
     if not roomy:

@@ -288,8 +288,8 @@ UNSTATED: dict[str, str] = {
     "_C::get_xpu_view_from_cpu_tensor": _SHARES,
     "_C::weak_ref_tensor": _SHARES,
     "_vllm_fa2_C::varlen_fwd": (
-        "Without `return_softmax` the second tensor of its list is undefined, and a Python fake cannot put an undefined tensor in a `Tensor[]` "
-        "(torch refuses `None` there); with `out` it returns its argument. vLLM calls it only inside opaque attention ops."
+        "Without `return_softmax` the second tensor of its list is undefined, and a Python fake cannot put an undefined tensor in a "
+        "`Tensor[]` (torch refuses `None` there); with `out` it returns its argument. vLLM calls it only inside opaque attention ops."
     ),
     "_xpu_C::compact_sampling_mask": (
         "Its source is not published: the newest public state of the repository does not have it. vLLM 0.32 and 0.33 do not call it."

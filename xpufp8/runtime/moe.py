@@ -1,132 +1,31 @@
-"""FP8 expert layers in plain torch, for platforms where vLLM's oracle names no backend.
+"""FP8 expert layers inside vLLM, for platforms where its oracle names no backend.
 
-Selection stays vLLM's: only where it comes back with nothing is the answer replaced. Weights stay FP8; those of the experts that
-tokens chose are widened at each call, one expert at a time, so that no more than one expert is held wide.
+Selection stays vLLM's: only where it comes back with nothing is the answer replaced. How the layer is computed is chosen when its
+weights are loaded (``xpufp8.runtime.expert_choice``), or at its first call where a release has no place for that.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from xpufp8.runtime import expert_choice
 from xpufp8.runtime.catalogue import RepairError
-from xpufp8.runtime.problem import Problem, widen
+from xpufp8.runtime.experts import ACTIVATIONS, ExpertCall, Forward, plain_forward, problem_of
 
 if TYPE_CHECKING:
     import torch
 
 ORACLE = "vllm.model_executor.layers.fused_moe.oracle.fp8"
 _MARK = "__xpufp8_experts__"
+_FORWARD = "xpufp8_forward"
+"""Attribute of a weight that says how its layer is computed; vLLM carries such attributes over to the parameter."""
 
-
-def layout_of(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> str:
-    """Name the scale layout of one expert.
-
-    Args:
-        weight: ``[E, N, K]``.
-        scale: ``[E]`` or ``[E, 1]`` for tensor, ``[E, N]`` or ``[E, N, 1]`` for channel, ``[E, ceil(N/bn), ceil(K/bk)]`` for block.
-        block: edges of a block, where the quantization is by block.
-
-    Raises:
-        RepairError: the scale fits none of them.
-    """
-    experts, n, _ = weight.shape
-    if block is not None:
-        return "block"
-    if scale.numel() == experts:
-        return "tensor"
-    if scale.numel() == experts * n:
-        return "channel"
-    raise RepairError(f"moe:fp8: a scale of shape {tuple(scale.shape)} fits no layout of a weight {tuple(weight.shape)}")
-
-
-def activate(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Apply a gated activation to ``[tokens, 2 * I]`` whose first half is the gate."""
-    import torch
-
-    gate, up = x.chunk(2, dim=-1)
-    if name == "silu":
-        return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh" if name == "gelu_tanh" else "none") * up
-
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-
-
-def experts_forward(
-    x: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[torch.Tensor, torch.Tensor],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    *,
-    block: tuple[int, int] | None = None,
-    activation: str = "silu",
-    expert_map: torch.Tensor | None = None,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-    weighted_input: bool = False,
-) -> torch.Tensor:
-    """Return the routed experts' weighted sum.
-
-    Args:
-        x: ``[T, H]``.
-        weights: ``w13 [E, 2I, H]`` (gate above up) and ``w2 [E, H, I]``, FP8.
-        scales: those of each weight, in one of the layouts of ``layout_of``.
-        routing: weights and expert ids, both ``[T, top_k]``.
-        block: edges of a block for block scales.
-        activation: one of ``ACTIVATIONS``.
-        expert_map: global expert id to local one, -1 for an expert of another rank.
-        biases: of each weight, ``[E, 2I]`` and ``[E, H]``.
-        weighted_input: the router's weight was applied to ``x`` already.
-
-    Returns:
-        ``[T, H]`` in the dtype of ``x``; sums are kept in float32.
-    """
-    import torch
-
-    topk_weights, topk_ids = routing
-    top_k = topk_ids.shape[1]
-    ids = topk_ids.reshape(-1).to(torch.int64)
-    if expert_map is not None:
-        ids = expert_map.to(torch.int64)[ids]
-    problems = [
-        Problem(layout_of(w, s, block), "none", w.shape[1], w.shape[2], x.dtype, w.dtype, block)
-        for w, s in zip(weights, scales, strict=True)
-    ]
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in torch.unique(ids).tolist():
-        if expert < 0:
-            continue
-        slots = (ids == expert).nonzero().reshape(-1)
-        tokens = torch.div(slots, top_k, rounding_mode="floor")
-        hidden = x[tokens]
-        for step in (0, 1):
-            wide = widen(problems[step], weights[step][expert], scales[step][expert])
-            bias = biases[step]
-            hidden = torch.nn.functional.linear(hidden, wide, None if bias is None else bias[expert].to(x.dtype))
-            if step == 0:
-                hidden = activate(activation, hidden)
-        share = hidden.to(torch.float32)
-        if not weighted_input:
-            share = share * topk_weights.reshape(-1)[slots].to(torch.float32).unsqueeze(1)
-        total.index_add_(0, tokens, share)
-    return total.to(x.dtype)
-
-
-def best_forward(weights: tuple[torch.Tensor, torch.Tensor], scales: tuple[torch.Tensor, torch.Tensor], block: tuple[int, int] | None,
-                 dtype: torch.dtype) -> Callable[..., Any]:  # fmt: skip
-    """Return the project's Triton experts where they take these weights, else ``experts_forward``."""
-    from xpufp8.runtime import triton_kernels
-
-    first, second = (
-        Problem(layout_of(w, s, block), "none", w.shape[1], w.shape[2], dtype, w.dtype, block)
-        for w, s in zip(weights, scales, strict=True)
-    )
-    if triton_kernels.experts_refuse((first, second), weights[0].device.type) is None:
-        return triton_kernels.experts_forward
-    return experts_forward
+_logger = logging.getLogger("vllm.xpufp8")
 
 
 def _modular_kernel() -> Any:
@@ -147,7 +46,9 @@ def experts_class() -> Any:
     no_op = importlib.import_module("vllm.model_executor.layers.fused_moe.topk_weight_and_reduce").TopKWeightAndReduceNoOP
 
     class Xpufp8Experts(base):  # type: ignore[misc]  # the base is known at run time only
-        """Experts one after another, in plain torch."""
+        """Experts by the best candidate that agrees with float64."""
+
+        _forward: Forward | None = None
 
         @property
         def expects_unquantized_inputs(self) -> bool:
@@ -206,22 +107,77 @@ def experts_class() -> Any:
             if getattr(getattr(self, "activation_config", None), "clamp_limit", None) is not None:
                 raise RepairError("moe:fp8: this model clamps its activation, which is not covered")
             block = self.quant_config.block_shape
-            edges = tuple(block) if block else None
-            scales = (self.quant_config.w1_scale, self.quant_config.w2_scale)
-            result = best_forward((w1, w2), scales, edges, hidden_states.dtype)(
-                hidden_states,
+            call = ExpertCall(
                 (w1, w2),
-                scales,
+                (self.quant_config.w1_scale, self.quant_config.w2_scale),
                 (topk_weights, topk_ids),
-                block=edges,
-                activation=activation.value,
-                expert_map=expert_map,
-                biases=(self.quant_config.w1_bias, self.quant_config.w2_bias),
-                weighted_input=apply_router_weight_on_input,
+                tuple(block) if block else None,
+                activation.value,
+                expert_map,
+                (self.quant_config.w1_bias, self.quant_config.w2_bias),
+                apply_router_weight_on_input,
             )
-            output.copy_(result)
+            if self._forward is None:
+                self._forward = forward_for(call, hidden_states.dtype)
+            output.copy_(self._forward(hidden_states, call))
 
     return Xpufp8Experts
+
+
+def forward_for(call: ExpertCall, dtype: torch.dtype) -> Forward:
+    """What computes a layer: as chosen when its weights were loaded, else chosen now, when they cannot be changed any more."""
+    if call.weights[0].dtype == dtype:
+        return plain_forward
+    if (kept := getattr(call.weights[0], _FORWARD, None)) is not None:
+        return kept  # type: ignore[no-any-return]  # what prepare_weights left there
+    problem = problem_of(call, dtype, call.routing[1].shape[1])
+    made, prepared = expert_choice.prepare(problem, call, may_widen=False)
+    _logger.debug("xpufp8 computes %s", made.describe())
+    # A form of its own would come on top of the weights that vLLM keeps.
+    return prepared.forward if prepared.weights[0].data_ptr() == call.weights[0].data_ptr() else plain_forward
+
+
+def prepare_weights(layer: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Choose how to compute a layer and return its weights and scales in that form.
+
+    Args:
+        layer: vLLM's, whose experts this repair computes.
+        tensors: ``w13``, ``w2`` and their scales, as loaded.
+    """
+    w13, w2, s13, s2 = (tensor.data for tensor in tensors)
+    config: Any = getattr(layer, "moe_config", None)
+    block = getattr(layer, "weight_block_size", None)
+    biases = (getattr(layer, "w13_bias", None), getattr(layer, "w2_bias", None))
+    activation = getattr(getattr(layer, "activation", None), "value", "silu")
+    call = ExpertCall((w13, w2), (s13, s2), (None, None), tuple(block) if block else None, activation, None, biases)
+    problem = problem_of(call, config.in_dtype, config.experts_per_token)
+    made, prepared = expert_choice.prepare(problem, call)
+    _logger.debug("xpufp8 computes %s", made.describe())
+    for weight in prepared.weights:
+        setattr(weight, _FORWARD, prepared.forward)
+    return (*prepared.weights, *prepared.scales)
+
+
+def wrap_conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's conversion of loaded expert weights, followed by this repair's own for the layers that it computes."""
+
+    @functools.wraps(convert)
+    def conversion(*args: Any, **kwargs: Any) -> Any:
+        converted = convert(*args, **kwargs)
+        layer = kwargs.get("layer", args[1] if len(args) > 1 else None)
+        if getattr(getattr(layer, "quant_method", None), "experts_cls", None) is not experts_class():
+            return converted
+        return prepare_weights(layer, converted)
+
+    setattr(conversion, _MARK, True)
+    return conversion
+
+
+def _replace_everywhere(name: str, old: Any, new: Any) -> None:
+    """Put a function in another's place in every module of vLLM that has imported it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("vllm.") and vars(module).get(name) is old:
+            setattr(module, name, new)
 
 
 def wrap(select: Callable[..., Any], backend: Any) -> Callable[..., Any]:
@@ -266,8 +222,8 @@ def add_experts() -> str:
         raise RepairError(f"moe:fp8: this vLLM has no {ORACLE}.select_fp8_moe_backend to extend ({error})") from error
     experts = experts_class()
     if not getattr(select, _MARK, False):
-        replacement = wrap(select, backend)
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith("vllm.") and vars(module).get("select_fp8_moe_backend") is select:
-                setattr(module, "select_fp8_moe_backend", replacement)  # noqa: B010 - modules have no such static attribute
+        _replace_everywhere("select_fp8_moe_backend", select, wrap(select, backend))
+    convert = getattr(oracle, "convert_to_fp8_moe_kernel_format", None)
+    if convert is not None and not getattr(convert, _MARK, False):
+        _replace_everywhere("convert_to_fp8_moe_kernel_format", convert, wrap_conversion(convert))
     return f"{experts.__name__} answers where select_fp8_moe_backend finds nothing"

@@ -5,7 +5,7 @@ How they are called:
 * ``linear_candidates()`` returns ``xpufp8.runtime.candidates.Candidate`` objects. ``refuses(problem, device)`` says why one cannot
   take a layer; ``prepare(problem, weight [N, K], scale)`` tunes it on the device (cached) and returns a ``Prepared`` whose ``run(x,
   weight, scale, bias)`` is one custom op with a fake, so that Dynamo traces it and a CUDA graph captures it.
-* ``experts_forward`` has the signature of ``xpufp8.runtime.moe.experts_forward`` and takes its place where ``experts_refuse``
+* ``experts_forward`` has the signature of ``xpufp8.runtime.experts.plain_forward`` and takes its place where ``experts_refuse``
   returns None.
 
 This module imports nothing but the standard library; the kernels' modules import Triton at their top and are imported when the
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from xpufp8.runtime.candidates import Candidate, Prepared
+    from xpufp8.runtime.experts import ExpertCall
     from xpufp8.runtime.problem import Problem
 
 WEIGHT_DTYPES = ("torch.float8_e4m3fn", "torch.float8_e5m2")
@@ -144,8 +145,8 @@ def experts_refuse(problems: tuple[Problem, Problem], device: str) -> str | None
     return None
 
 
-def experts_forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+def experts_forward(x: torch.Tensor, call: ExpertCall) -> torch.Tensor:
     """Return the routed experts' weighted sum: see ``xpufp8.runtime.triton_kernels.experts.forward``."""
     from xpufp8.runtime.triton_kernels import experts
 
-    return experts.forward(*args, **kwargs)
+    return experts.forward(x, call)

@@ -13,6 +13,7 @@ from xpufp8.runtime.triton_kernels import backend, interpreted, space
 if TYPE_CHECKING:
     import torch
 
+    from xpufp8.runtime.experts import ExpertCall
     from xpufp8.runtime.triton_kernels.space import Tile
 
 
@@ -52,19 +53,13 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> tuple[torch.Te
     return slots[: total * rows], owner
 
 
-def _layout(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> tuple[str, torch.Tensor]:
+def _flat(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> tuple[str, torch.Tensor]:
     """Name the scale's layout and give it one row of values an expert: ``[E, 1]``, ``[E, N]`` or ``[E, bn, bk]``."""
+    from xpufp8.runtime.experts import layout_of
     from xpufp8.runtime.problem import scale_to_float
 
-    scale = scale_to_float(scale)
-    experts, n, _ = weight.shape
-    if block is not None:
-        return "block", scale.contiguous()
-    if scale.numel() == experts:
-        return "tensor", scale.reshape(experts, 1).contiguous()
-    if scale.numel() == experts * n:
-        return "channel", scale.reshape(experts, n).contiguous()
-    raise ValueError(f"a scale of shape {tuple(scale.shape)} fits no layout of a weight {tuple(weight.shape)}")
+    layout, wide = layout_of(weight, scale, block), scale_to_float(scale)
+    return layout, (wide if layout == "block" else wide.reshape(weight.shape[0], -1)).contiguous()
 
 
 def tile_for(x: torch.Tensor, weight: torch.Tensor, slots: int, block: tuple[int, int] | None) -> Tile:
@@ -90,7 +85,7 @@ def grouped_product(
     Args:
         x: ``[tokens, K]``, unit stride along K.
         weight: ``[E, N, K]``, FP8.
-        scale: as in ``xpufp8.runtime.moe.layout_of``.
+        scale: as in ``xpufp8.runtime.experts.layout_of``.
         sorting: what ``sort_by_expert`` returned for tiles of ``tile.m`` rows.
         tile: configuration.
         slots: routed slots, tokens times ``top_k``.
@@ -106,7 +101,7 @@ def grouped_product(
     from xpufp8.runtime.triton_kernels.grouped import w8a16_grouped
 
     _, n, k = weight.shape
-    layout, flat = _layout(weight, scale, block)
+    layout, flat = _flat(weight, scale, block)
     order, owner = sorting
     # The interpreter's own rounding to bfloat16 cuts off, so it stores float32 and torch rounds.
     out = torch.zeros(slots, n, dtype=torch.float32 if interpreted() else x.dtype, device=x.device)
@@ -121,41 +116,29 @@ def grouped_product(
     return out.to(x.dtype)
 
 
-def forward(
-    x: torch.Tensor,
-    weights: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[torch.Tensor, torch.Tensor],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    *,
-    block: tuple[int, int] | None = None,
-    activation: str = "silu",
-    expert_map: torch.Tensor | None = None,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-    weighted_input: bool = False,
-) -> torch.Tensor:
-    """Return the routed experts' weighted sum; arguments and result as in ``xpufp8.runtime.moe.experts_forward``.
+def forward(x: torch.Tensor, call: ExpertCall) -> torch.Tensor:
+    """Return the routed experts' weighted sum, as ``xpufp8.runtime.experts.plain_forward`` does.
 
     The sum over a token's experts is taken in their order, in float32, so results repeat bit for bit.
     """
     import torch
 
-    from xpufp8.runtime.moe import activate
+    from xpufp8.runtime.experts import activate
 
-    shares, ids = routing
-    tokens, top_k = ids.shape
+    tokens, top_k = call.routing[1].shape
     if tokens == 0:
         return torch.zeros_like(x)
-    flat_ids = ids.reshape(-1).to(torch.int64)
-    if expert_map is not None:
-        flat_ids = expert_map.to(torch.int64)[flat_ids]
+    weights, scales, block = call.weights, call.scales, call.block
     slots = tokens * top_k
     tile = tile_for(x, weights[0], slots, block)
-    sorting = sort_by_expert(flat_ids, weights[0].shape[0], tile.m)
+    sorting = sort_by_expert(call.local_ids(), weights[0].shape[0], tile.m)
     rows = x if x.stride(-1) == 1 else x.contiguous()
-    hidden = grouped_product(rows, weights[0], scales[0], sorting, tile, slots=slots, top_k=top_k, block=block, bias=biases[0])
-    hidden = activate(activation, hidden).contiguous()
-    factor = None if weighted_input else shares.reshape(-1).to(torch.float32).contiguous()
+    hidden = grouped_product(
+        rows, weights[0], scales[0], sorting, tile, slots=slots, top_k=top_k, block=block, bias=call.biases[0]
+    )
+    hidden = activate(call.activation, hidden).contiguous()
+    factor = None if call.weighted_input else call.routing[0].reshape(-1).to(torch.float32).contiguous()
     out = grouped_product(
-        hidden, weights[1], scales[1], sorting, tile, slots=slots, top_k=1, block=block, bias=biases[1], shares=factor
+        hidden, weights[1], scales[1], sorting, tile, slots=slots, top_k=1, block=block, bias=call.biases[1], shares=factor
     )
     return out.view(tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
