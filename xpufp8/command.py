@@ -46,8 +46,8 @@ class Items:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables by name."""
-        return dict(word.split("=", 1) for item in self.env for word in shlex.split(item))
+        """The variables by name. One that is a list takes the entries of every item, after those of the person's own environment."""
+        return assignments(self.env, os.environ)
 
     @property
     def apply(self) -> tuple[str, ...]:
@@ -75,10 +75,25 @@ def _less(tokens: list[str], words: list[str]) -> list[str]:
     return options.without(tokens, words) if len(words) == 1 and words[0].startswith("-") else tokens
 
 
-def assignments(actions: Sequence[str]) -> dict[str, str]:
-    """Variables of env fixes, each ``NAME=VALUE`` or several of them as a shell would read them."""
-    words = [word for action in actions for word in shlex.split(action)]
-    return dict(word.split("=", 1) for word in words if "=" in word)
+LISTS = frozenset({"VLLM_DISABLED_KERNELS"})
+"""Variables that hold names separated by commas: an item that adds one must not take out those that stand there."""
+
+
+def assignments(actions: Sequence[str], typed: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of env fixes, each ``NAME=VALUE`` or several of them as a shell would read them.
+
+    Args:
+        actions: the fixes.
+        typed: the environment that a list's entries are added to; an item without a value empties it first.
+    """
+    words = [word.split("=", 1) for action in actions for word in shlex.split(action) if "=" in word]
+    found = dict(words)
+    for name in LISTS & found.keys():
+        values = [value for variable, value in words if variable == name]
+        before = "" if "" in values else (typed or {}).get(name, "")
+        entries = [entry.strip() for value in (before, *values) for entry in value.split(",") if entry.strip()]
+        found[name] = ",".join(dict.fromkeys(entries))
+    return found
 
 
 def missing_metadata(environment: EnvironmentFacts | None) -> Path | None:
