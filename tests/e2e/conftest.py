@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from xpufp8 import staging
+from xpufp8.verify import PROMPTS, TOKENS
+from xpufp8.verify_client import TOP
 
 ROOT = Path(__file__).parents[2]
 LOGPROB_TOLERANCE = 0.25
@@ -88,6 +90,9 @@ def job(name: str, model: str, **args: Any) -> dict[str, Any]:
     return {"name": name, "model": model, "args": args}
 
 
+SCORED = {"prompts": list(PROMPTS), "tokens": TOKENS, "top": TOP}
+
+
 @pytest.fixture(scope="session")
 def stock(cache: Path, model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the stock package answers for every checkpoint, and for the dequantized twin of each."""
@@ -98,13 +103,29 @@ def stock(cache: Path, model: Callable[..., str], tmp_path_factory: pytest.TempP
         job("channel", model("llama-fp8-channel")),
         job("online", model("llama-bf16"), quantization="fp8"),
         job("online-reference", model("llama-bf16")),
-        job("block-reference", model("llama-fp8-block", dequantized=True)),
+        job("block-reference", model("llama-fp8-block", dequantized=True)) | {"score": SCORED},
         job("w8a16-reference", model("llama-fp8-w8a16", dequantized=True)),
         job("moe-reference", model("qwen3-moe-fp8-block", dequantized=True)),
     ]
     results, log = run_offline(jobs, environment(cache), tmp_path_factory.mktemp("stock"))
     assert "xpufp8" not in log
     return results
+
+
+@pytest.fixture(scope="session")
+def reference(stock: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stock package keeps of the block-FP8 model's dequantized twin, as ``xpufp8 verify --save`` writes it."""
+    goal = tmp_path_factory.mktemp("reference") / "reference.json"
+    goal.write_text(json.dumps(stock["block-reference"]["scored"]))
+    return goal
+
+
+def verify(url: str, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and answer of ``xpufp8 verify URL --json``."""
+    command = [sys.executable, "-m", "xpufp8", "verify", url, "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
 
 
 REPAIRS = "kernel:fp8,kernel:fp8_block,kernel:wfp8a16,moe:fp8,quant:fp8"

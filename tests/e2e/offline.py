@@ -2,6 +2,7 @@
 
 ``python offline.py JOBS RESULTS`` reads a JSON list of ``{"name", "model", "args"}`` and writes a JSON object of name to
 ``{"outputs": …}`` or ``{"error": …}``. One process for many models, because importing vLLM costs more than serving a tiny one.
+A job with ``"score": {"prompts", "tokens", "top"}`` also gets ``"scored"``: what ``xpufp8 verify --save`` would keep of such a server.
 """
 
 from __future__ import annotations
@@ -17,8 +18,26 @@ PROMPTS = ("Hello world", "The quick brown fox jumps over the lazy dog. 12345", 
 TOKENS = 16
 
 
-def serve(model: str, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return greedy tokens, and log probabilities of the five likeliest at each step, for each prompt."""
+def score(llm: Any, model: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Greedy continuations of prompts, and the likeliest tokens at each position of prompt and continuation."""
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True)
+    prompts = [{"prompt_token_ids": llm.get_tokenizer().encode(text)} for text in asked["prompts"]]
+    tokens = [
+        [*prompt["prompt_token_ids"], *request.outputs[0].token_ids]
+        for prompt, request in zip(prompts, llm.generate(prompts, greedy, use_tqdm=False), strict=True)
+    ]
+    once = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=asked["top"])
+    scored = [
+        [{str(t): one.logprob for t, one in step.items() if one.rank <= asked["top"]} for step in request.prompt_logprobs[1:]]
+        for request in llm.generate([{"prompt_token_ids": ids} for ids in tokens], once, use_tqdm=False)
+    ]
+    return {"model": model, "tokens": tokens, "scored": scored}
+
+
+def serve(model: str, args: dict[str, Any], asked: dict[str, Any] | None) -> dict[str, Any]:
+    """Greedy tokens, and log probabilities of the five likeliest at each step, for each prompt."""
     from vllm import LLM, SamplingParams
 
     settings = {"gpu_memory_utilization": 0.2, "max_model_len": 128, "max_num_seqs": 4, "seed": 0, "enforce_eager": True, **args}
@@ -28,15 +47,17 @@ def serve(model: str, args: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         sampling = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=5, ignore_eos=True)
         answers = [request.outputs[0] for request in llm.generate(list(PROMPTS), sampling, use_tqdm=False)]
+        scored = {"scored": score(llm, model, asked)} if asked else {}
     finally:
         llm.llm_engine.engine_core.shutdown()
-    return [
+    outputs = [
         {
             "tokens": list(answer.token_ids),
             "logprobs": [{str(token): item.logprob for token, item in step.items()} for step in answer.logprobs or []],
         }
         for answer in answers
     ]
+    return {"outputs": outputs, **scored}
 
 
 def clean_up() -> None:
@@ -54,7 +75,7 @@ def main() -> None:
     for job in jobs:
         print(f"== {job['name']}", flush=True)
         try:
-            results[job["name"]] = {"outputs": serve(job["model"], job["args"])}
+            results[job["name"]] = serve(job["model"], job["args"], job.get("score"))
         except Exception as error:  # noqa: BLE001 - how a model fails is a result
             results[job["name"]] = {"error": f"{type(error).__name__}: {error}"}
         clean_up()

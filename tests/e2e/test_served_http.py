@@ -22,6 +22,7 @@ from conftest import (
     environment,
     job,
     run_offline,
+    verify,
 )
 from offline import PROMPTS, TOKENS
 
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.e2e
 COMPILED_TOLERANCE = 0.5
 """Four steps of bfloat16 at the size of the largest logits: the reference runs eager, and compiled code keeps float32 between fused
 operations where eager rounds. Compiled against compiled, both give the same bits."""
+VERIFIED = ["answers", "log-probabilities", "not flat", "no collapse", "same answer again", "same answer in a batch", "rates"]
+"""What ``xpufp8 verify`` asks of a server alone."""
 SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 SMALL = ["--gpu-memory-utilization", "0.3", "--max-model-len", "128", "--max-num-seqs", "4", "--seed", "0"]
 
@@ -117,7 +120,7 @@ def repairing(log: str) -> dict[str, str]:
     return {pid: name or "APIServer" for name, pid in lines}
 
 
-def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock: dict[str, Any]) -> None:
+def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock: dict[str, Any], reference: Path) -> None:
     folder = model("llama-fp8-block")
     server = serve(folder, env=environment(cache, "kernel:fp8_block"))
     assert server.wait(server.healthy, 900), server.log.read_text()[-4000:]
@@ -128,6 +131,7 @@ def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock
         tokens = [int(text.removeprefix("token_id:")) for text in choice["logprobs"]["tokens"]]
         steps = [{k.removeprefix("token_id:"): v for k, v in step.items()} for step in choice["logprobs"]["top_logprobs"]]
         got.append({"tokens": tokens, "logprobs": steps})
+    code, verified = verify(f"http://127.0.0.1:{server.port}", "--reference", str(reference))
     log = server.log.read_text()
     server.stop()
     found, steps_compared = disagreements(stock["block-reference"]["outputs"], got, COMPILED_TOLERANCE)
@@ -138,6 +142,12 @@ def test_block_fp8_is_served_compiled(serve: Any, cache: Path, model: Any, stock
     assert re.search(r"saved AOT compiled function|torch\.compile took|Compiling a graph", log)
     assert list((cache / "vllm" / "torch_compile_cache").rglob("*")), "nothing was compiled"
     assert processes(server.process.pid) == []
+    # The same server as a stranger sees it: a healthy FP8 model is far from the limit at which verify speaks.
+    checks = {check["name"]: check for check in verified["checks"]}
+    agrees = checks["agrees with the reference"]
+    assert (code, {name: check["observation"] for name, check in checks.items()}) == (0, dict.fromkeys(checks, "pass")), verified
+    assert set(checks) == {*VERIFIED, "agrees with the reference"}
+    assert agrees["numbers"]["mean_kl"] < 0.005
 
 
 def test_same_command_without_the_repair_ends_in_the_known_error(serve: Any, cache: Path, model: Any) -> None:
