@@ -285,6 +285,9 @@ def test_known_fallbacks(scheme: str, kind: str, kernel: str, device: str, slow:
     for finding in findings:
         assert finding.evidence[0].observed == f"selected {kernel}, after\nFaster: no device"
         assert "Source:" in finding.cause
+        # The repair's kernel stands last in its row: without the variable vLLM would still take the slow one.
+        wanted = {"fp8_block": [f"VLLM_DISABLED_KERNELS={kernel}", "kernel:fp8_block"]}
+        assert [fix.action for fix in finding.fixes] == wanted.get(kind, [])
 
 
 # -- KRN005 ------------------------------------------------------------------------------------------------------------

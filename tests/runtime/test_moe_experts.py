@@ -39,6 +39,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     memory.reset()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Layers this small only wait for the other threads, and long where others use the processors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def layer(layout: str, weight_dtype: Any, *, count: int = EXPERTS, hidden: int = HIDDEN, inner: int = INTER,
           block: tuple[int, int] = BLOCK, seed: int = 3) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Weights and scales of an expert layer, each scale different; and both dequantized in float64."""

@@ -10,6 +10,7 @@ from typing import Literal
 from probes.facts import KernelTableFacts, SelectionFact
 from xpufp8.report import Evidence, Finding, Fix, Severity
 from xpufp8.rules.base import Case, Rule, rule
+from xpufp8.rules.device_common import disable
 from xpufp8.rules.kernel_answers import (
     FP8_TABLES,
     PROBE,
@@ -222,7 +223,8 @@ def slow_fallback(self: Rule, case: Case) -> Iterator[Finding]:
 
     ## How it is fixed
     See the refusals: a missing package, an old kernel library or a setting is often behind them. The repair `kernel:<table>`
-    measures its candidates on the device before it takes one.
+    measures its candidates on the device before it takes one. Its kernel stands last in the row, so the slow one has to be named
+    in `VLLM_DISABLED_KERNELS` beside it; names that stand there already stay.
     """
     facts = case.get(PROBE, KernelTableFacts)
     if facts is None:
@@ -232,11 +234,15 @@ def slow_fallback(self: Rule, case: Case) -> Iterator[Finding]:
             slow = [one for one in answer.selections if one.kernel and re.fullmatch(fallback.pattern, one.kernel)]
             if not slow or fallback.platform not in {None, case.platform} or (case.model is None and answer.need.moe):
                 continue
-            kernels = ", ".join(dict.fromkeys(one.kernel for one in slow if one.kernel))
-            kind = answer.kind
+            names = list(dict.fromkeys(one.kernel for one in slow if one.kernel))
+            kernels, kind = ", ".join(names), answer.kind
+            repair = _repair(answer)
+            # The repair's kernel comes last, so vLLM asks it only where the slow one is out; experts have no such variable.
+            out = [disable(name) for name in names] if repair and not answer.need.moe else []
             yield self.finding(
                 kind.replace("moe:", "moe_"), f"vLLM selects {kernels}. {fallback.known} Source: {fallback.source}.",
-                selection_evidence(slow), severity="info" if case.model is None else self.severity, fixes=_repair(answer),
+                selection_evidence(slow), severity="info" if case.model is None else self.severity,
+                fixes=[*out, *repair],
                 affects=list(answer.need.layers), title=f"The {kind} layers run on {kernels}, a fallback",
             )  # fmt: skip
 

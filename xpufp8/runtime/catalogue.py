@@ -86,7 +86,7 @@ _REPAIRS: tuple[Repair, ...] = (
         title="Add FP8 expert layers where vLLM's oracle names no backend",
         codes=("KRN003",),
         subject=r"moe(?:_fp8)?|fp8",
-        cost="experts run one after another, their weights widened at each call: slow, and not inside a captured graph",
+        cost="without a native or Triton kernel experts run one after another: slow, and not inside a captured graph",
     ),
     Repair(
         name="quant:fp8",
