@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -148,3 +149,20 @@ def test_a_second_start_takes_the_plan_from_the_cache(block_fp8: Path) -> None:
     assert "kernel_table" not in second.stderr, "nothing was probed again"
     other = subprocess.run([*command, "--dtype", "float16"], capture_output=True, text=True, timeout=900, check=False)
     assert "kernel_table: ok" in other.stderr, "another option is another key"
+
+
+@pytest.mark.timeout(1500)
+def test_doctor_launches_the_plan_once_and_says_so(block_fp8: Path, tmp_path: Path) -> None:
+    """``doctor --launch``: the plan comes up with dummy weights, answers, and nothing of it is left."""
+    environment = {**os.environ, **CPU, "XPUFP8_TEST": "launch", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "xpufp8", "doctor", str(block_fp8), "--device", "cpu", "--launch", "--format", "json"]
+    done = subprocess.run(
+        [*command, *QUICK, *ARGS, "--enforce-eager"], capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["plan"]["validated"]) == (0, "launch"), done.stderr[-3000:]
+    assert "launch: ok" in done.stderr
+    assert {f["code"] for f in report["findings"]} & {"CFG008", "CFG009"} == set()
+    if not has_amx():
+        assert "kernel:fp8_block" in report["plan"]["env"]["XPUFP8_APPLY"]
+    assert family("launch") == []
