@@ -265,7 +265,7 @@ def observe_host(context: Context, host: Host, mode: Mode) -> HostIpcFacts:
     libraries, providers = _providers(host)
     return HostIpcFacts(
         device=context.device, mode=mode, world=world, checks={name: CheckFact(**check) for name, check in tried.items()},
-        seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdigit() else None,
+        seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdecimal() else None,
         ptrace_scope=host.number("/proc/sys/kernel/yama/ptrace_scope"),
         ptrace_capability=bool(int(capabilities, 16) >> PTRACE_CAPABILITY & 1) if capabilities else None,
         user_namespace=_user_namespace(host), container=container_kind(host),

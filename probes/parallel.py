@@ -17,5 +17,5 @@ def world_size(tokens: Sequence[str]) -> int:
             continue
         text = match["equal"] or match["glued"] or (tokens[at + 1] if at + 1 < len(tokens) else "")
         kind = {"t": "t", "p": "p", "d": "d"}[token.lstrip("-")[0]]
-        sizes[kind] = int(text) if text.isdigit() and int(text) else 1
+        sizes[kind] = int(text) if text.isdecimal() and int(text) else 1
     return sizes.get("t", 1) * sizes.get("p", 1) * sizes.get("d", 1)

@@ -78,7 +78,7 @@ def _speed(text: str | None) -> float | None:
 
 def _width(text: str | None) -> int | None:
     digits = (text or "").strip()
-    return int(digits) if digits.isdigit() and 0 < int(digits) <= 32 else None
+    return int(digits) if digits.isdecimal() and 0 < int(digits) <= 32 else None
 
 
 def _link(host: Host, tree: dict[str, Function], card: Function, integrated: bool) -> LinkFact | None:
@@ -212,7 +212,7 @@ def cpu(host: Host) -> tuple[str, bool]:
         fields[key.strip()] = value.strip()
     vendor, family = fields.get("vendor_id", ""), fields.get("cpu family", "")
     text = f"{vendor} family {family} model {fields.get('model', '')}" if vendor else ""
-    return text, vendor == "AuthenticAMD" and family.isdigit() and int(family) >= AMD_ZEN_FAMILY
+    return text, vendor == "AuthenticAMD" and family.isdecimal() and int(family) >= AMD_ZEN_FAMILY
 
 
 def _host_bridges_allow(a: str, b: str, same: bool) -> Observation:

@@ -13,7 +13,7 @@ def text(vllm_args: list[str], option: str, short: str = "") -> str | None:
     for index, token in enumerate(vllm_args):
         if token == short and index + 1 < len(vllm_args):
             value = vllm_args[index + 1]
-        elif token.startswith(short) and token[len(short) :].lstrip("=").isdigit():
+        elif token.startswith(short) and token[len(short) :].lstrip("=").isdecimal():
             value = token[len(short) :].lstrip("=")
     return value
 
@@ -21,7 +21,7 @@ def text(vllm_args: list[str], option: str, short: str = "") -> str | None:
 def number(vllm_args: list[str], option: str, short: str = "") -> int:
     """Value of a size option, 1 where it was not typed or is no number."""
     value = text(vllm_args, option, short)
-    return int(value) if value is not None and value.isdigit() and int(value) > 0 else 1
+    return int(value) if value is not None and value.isdecimal() and int(value) > 0 else 1
 
 
 def given(vllm_args: list[str], option: str) -> bool:

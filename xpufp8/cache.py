@@ -67,13 +67,12 @@ KEPT = 64
 
 def _search_path(python: str) -> list[str]:
     """``sys.path`` of the target interpreter."""
-    done = subprocess.run(
-        [python, "-c", "import sys, json; print(json.dumps(sys.path))"], capture_output=True, text=True, timeout=20, check=False
-    )
+    command = [python, "-c", "import sys, json; print(json.dumps(sys.path))"]
     try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return [str(p) for p in json.loads(done.stdout)]
-    except ValueError:
-        return []
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        return []  # what is wrong with it, the probes will say
 
 
 def _stat(path: Path) -> str:

@@ -62,6 +62,10 @@ def child_environment(launch: Launch) -> dict[str, str]:
     return env
 
 
+_alive: dict[str, int] = {}
+"""Children that run now: token to process group."""
+
+
 class _Tail:
     """Keeps the end of a stream, however long it is."""
 
@@ -166,6 +170,7 @@ def _run_in(folder: Path, name: str, context: Context, launch: Launch, limit: fl
         return ProbeReport(name=name, status="crashed", detail=f"could not start {launch.python}: {error.strerror or error}")
     assert child.stdout is not None
     assert child.stdin is not None
+    _alive[token] = child.pid
     tail = _Tail(child.stdout)
     stdin = child.stdin
     _quietly(lambda: (stdin.write(json.dumps(asdict(context)).encode()), stdin.close()))
@@ -176,6 +181,7 @@ def _run_in(folder: Path, name: str, context: Context, launch: Launch, limit: fl
         timed_out = True
     end_all(token, child.pid)
     child.wait()
+    _alive.pop(token, None)
     seconds = time.monotonic() - start
     # An answer that was written before the child hung or died in its shutdown is still an answer.
     envelope = _read_envelope(result)
@@ -205,13 +211,28 @@ def _read_envelope(path: Path) -> dict[str, Any] | None:
 def run_probes(
     requests: Sequence[tuple[str, Context]], launch: Launch, on_done: Callable[[ProbeReport], None] | None = None,
 ) -> list[ProbeReport]:  # fmt: skip
-    """Run probes side by side and return their reports in the order asked for."""
+    """Run probes side by side and return their reports in the order asked for.
+
+    Whatever interrupts it (Ctrl-C, a signal that became an exception) ends the children first and then goes on its way.
+    """
+    ended = threading.Event()
 
     def one(request: tuple[str, Context]) -> ProbeReport:
         report = run_probe(request[0], request[1], launch)
-        if on_done is not None:
+        if on_done is not None and not ended.is_set():
             on_done(report)
         return report
 
     with ThreadPoolExecutor(max_workers=max(1, launch.parallel)) as pool:
-        return list(pool.map(one, requests))
+        runs = [pool.submit(one, request) for request in requests]
+        try:
+            return [run.result() for run in runs]
+        except BaseException:
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            # Again and again, because a thread may just be starting one.
+            while not all(run.done() for run in runs):
+                for token, group in list(_alive.items()):
+                    end_all(token, group)
+                time.sleep(0.05)
+            raise

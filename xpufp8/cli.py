@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -254,8 +256,23 @@ app.command(short_help="A rule's page, or the list of all rules.")(cli_reports.r
 app.command(short_help="The JSON Schema of the report.")(cli_reports.schema)
 
 
+class Ended(BaseException):
+    """A signal asked this process to end; what it started is ended on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise Ended(number)
+
+
 def main() -> NoReturn:
     """Entry point: the exit codes of DESIGN section 5, and never a traceback that nobody asked for."""
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup's choice, or a shell's for a job in the background, stays
+            signal.signal(ending, _end)
     # Typer carries its own copy of Click in some releases and the real one in others; its exceptions are found through Typer.
     parse_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
@@ -269,6 +286,8 @@ def main() -> NoReturn:
         code = USAGE
     except (typer.Abort, KeyboardInterrupt):
         code = _say("interrupted", INTERRUPTED)
+    except Ended as end:
+        code = _say(f"ended by {signal.Signals(end.number).name}", 128 + end.number)
     except BrokenPipeError:
         # The reader of our pipe has gone (| head); what it read is complete, and Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpufp8 import options
-from xpufp8.errors import UsageError
+from xpufp8.errors import UsageError, user_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def hub_cache() -> Path:
     if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118
-    return Path(home).expanduser() / "hub"
+    return user_path(home, "HF_HOME or XDG_CACHE_HOME") / "hub"
 
 
 def _cached_snapshot(hub_id: str, revision: str) -> Path | None:
@@ -93,7 +93,7 @@ def locate(source: str, revision: str = "main") -> Path:
     Raises:
         UsageError: there is none; the message says what to do.
     """
-    path = Path(source).expanduser()
+    path = user_path(source, "MODEL")
     try:
         if path.is_file():
             return _from_file(path, source)

@@ -106,7 +106,7 @@ def _glued(token: str, rules: Grammar) -> tuple[str, str] | None:
     if token.startswith("--") or token in rules.alias or token in rules.flags or "." in token:
         return None
     for short in sorted((s for s in rules.alias if not s.startswith("--")), key=len, reverse=True):
-        if token.startswith(short) and len(token) > len(short) and token[len(short)].isdigit():
+        if token.startswith(short) and len(token) > len(short) and token[len(short)].isdecimal():
             return rules.alias[short], token[len(short) :]
     return None
 
@@ -162,7 +162,7 @@ def parallel_sizes(tokens: Sequence[str]) -> ParallelSizes:
 
     def number(name: str) -> int:
         text = value(tokens, name, "1") or "1"
-        return int(text) if text.isdigit() and int(text) > 0 else 1
+        return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else 1
 
     return ParallelSizes(
         number("--tensor-parallel-size"), number("--pipeline-parallel-size"), number("--data-parallel-size"),

@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from xpufp8.errors import UsageError
+from xpufp8.json_file import read_data
 from xpufp8.report import SCHEMA_VERSION, Report
-from xpufp8.saved import as_saved, diagnose_saved, read_data
+from xpufp8.saved import as_saved, diagnose_saved
 
 
 def as_report(data: dict[str, Any], name: str) -> Report:

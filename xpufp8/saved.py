@@ -15,12 +15,10 @@ from probes.redact import redact_argv
 from xpufp8 import __version__
 from xpufp8.doctor import Request, conclude, launch_for, observe, select
 from xpufp8.errors import UsageError
+from xpufp8.json_file import read_data
 from xpufp8.model import from_config
 from xpufp8.report import ProbeReport, Report
 from xpufp8.target import Target
-
-LARGEST = 64 * 1024 * 1024
-"""Bytes; a facts file is a few hundred kilobytes."""
 
 
 class SavedModel(BaseModel):
@@ -66,30 +64,6 @@ def dump(saved: Saved) -> str:
     return json.dumps(saved.model_dump(mode="json"), indent=1) + "\n"
 
 
-def read_data(path: Path, said: str) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Args:
-        path: The file.
-        said: How the file was given (``--baseline``), for the message.
-
-    Raises:
-        UsageError: unreadable, too large, or no JSON object.
-    """
-    name = f"{said} {path}".strip()
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{name}: larger than any report ({LARGEST >> 20} MiB)")
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name}: is not JSON. Give a report (--format json) or a file that `xpufp8 collect` wrote.") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{name}: neither a report nor a facts file.")
-    return data
-
-
 def as_saved(data: dict[str, Any], name: str) -> Saved:
     """A facts file from its data. One of a later version is read as far as this version understands it.
 
@@ -97,7 +71,8 @@ def as_saved(data: dict[str, Any], name: str) -> Saved:
         UsageError: what this version needs is missing or has another form.
     """
     if "facts_version" not in data:
-        raise UsageError(f"{name}: neither a report nor a facts file. Give a file that `xpufp8 collect` wrote.")
+        told = " It is a recorded machine: use --sysfs." if {"files", "folders", "links"} <= set(data) else ""
+        raise UsageError(f"{name}: neither a report nor a facts file.{told} Give a file that `xpufp8 collect` wrote.")
     try:
         return Saved.model_validate(data | {"facts_version": "1"})
     except ValidationError as error:

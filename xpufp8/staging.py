@@ -7,6 +7,7 @@ vLLM finds its plugins through ``importlib.metadata``, which reads every folder 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -31,7 +32,8 @@ SKIP = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 def cache_root() -> Path:
     """Folder for what may be lost: ``$XPUFP8_CACHE_DIR``, else the user's cache folder."""
-    return Path(os.environ.get("XPUFP8_CACHE_DIR") or platformdirs.user_cache_path("xpufp8"))
+    # Absolute, because children that find the target half through it work in other folders.
+    return Path(os.environ.get("XPUFP8_CACHE_DIR") or platformdirs.user_cache_path("xpufp8")).absolute()
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
@@ -84,12 +86,30 @@ def write_distribution(folder: Path, name: str, version: str, entry_points: str 
     return info
 
 
-def _place(parent: str, key: str, fill: Callable[[Path], object]) -> Path:
-    """A finished folder under the cache, made once: filled beside and renamed, so that two runs at once never see half of it."""
+def _whole(folder: Path) -> bool:
+    """True when every staged file is there in its size: a crash or a full disk after the rename leaves some torn or empty."""
+    try:
+        for place, source in _sources():
+            for file in _files(source):
+                copy = folder / place if source.is_file() else folder / place / file.relative_to(source)
+                if copy.stat().st_size != file.stat().st_size:
+                    return False
+    except OSError:
+        return False
+    return True
+
+
+def _place(parent: str, key: str, fill: Callable[[Path], object], whole: Callable[[Path], bool] = Path.is_dir) -> Path:
+    """A finished folder under the cache, made once: filled beside and renamed, so that two runs at once never see half of it.
+
+    One that is not ``whole`` any more is put aside and made again.
+    """
     for root in (cache_root(), Path(tempfile.gettempdir()) / f"xpufp8-{os.getuid()}"):
         goal = root / parent / key
         if goal.is_dir() and goal.stat().st_uid == os.getuid():  # code runs from here: never from a folder of somebody else
-            return goal
+            if whole(goal):
+                return goal
+            _set_aside(goal)
         try:
             goal.parent.mkdir(parents=True, exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=goal.parent))
@@ -107,13 +127,20 @@ def _place(parent: str, key: str, fill: Callable[[Path], object]) -> Path:
     raise OSError("no folder can be written for the target half: set XPUFP8_CACHE_DIR to one that can")
 
 
+def _set_aside(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        torn = Path(tempfile.mkdtemp(prefix=".torn-", dir=folder.parent))
+        folder.rename(torn / folder.name)
+        shutil.rmtree(torn, ignore_errors=True)
+
+
 def stage() -> Path:
     """The staging folder for this version of xpufp8, made on first use.
 
     Raises:
         OSError: neither the cache folder nor the temporary folder can be written.
     """
-    return _place("target", _digest(), _write)
+    return _place("target", _digest(), _write, _whole)
 
 
 def stage_metadata(name: str, version: str) -> Path:

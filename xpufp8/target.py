@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from probes.protocol import Context
-from xpufp8.errors import UsageError
+from probes.vllm_source import SourceError, find_package
+from xpufp8.errors import UsageError, user_path
+from xpufp8.json_file import read_data
 from xpufp8.model import ModelSpec, load
 from xpufp8.options import DATA, split_model
 from xpufp8.report import TargetInfo
@@ -117,11 +119,14 @@ def resolve_python(asked: str | None) -> str:
     """
     if asked is None:
         return sys.executable
-    path = shutil.which(os.path.expanduser(asked))  # noqa: PTH111 - a bare command name is fine here and no path
+    typed = user_path(asked, "--python")
+    # A bare name is looked for on PATH, so "./" must not get lost on the way.
+    path = shutil.which(str(typed) if asked.startswith("~") else asked)
     if path is None:
-        folder = Path(asked).expanduser() / "bin" / "python"
-        if folder.is_file():
-            return str(folder)
+        folder = typed / "bin" / "python"
+        with contextlib.suppress(OSError):
+            if folder.is_file():
+                return str(folder)
         raise UsageError(
             f"--python {asked}: no such program. Give the interpreter that has vLLM, for example /opt/venv/bin/python."
         )
@@ -129,8 +134,8 @@ def resolve_python(asked: str | None) -> str:
     return str(Path(path).absolute())
 
 
-def read_yaml_options(path: str) -> list[str]:
-    """The options of a vLLM ``--config`` file as tokens, MODEL (key ``model``) first.
+def read_yaml_options(path: str) -> tuple[str | None, list[str]]:
+    """MODEL (key ``model``) and the options of a vLLM ``--config`` file as tokens.
 
     Raises:
         UsageError: unreadable or no mapping.
@@ -138,26 +143,32 @@ def read_yaml_options(path: str) -> list[str]:
     import yaml
 
     try:
-        data = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        data = yaml.safe_load(user_path(path, "--config").read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: cannot be read ({error.strerror or error})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UsageError(f"--config {path}: broken YAML (nested too deep)") from error
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets ValueError through for a date that is none
         raise UsageError(f"--config {path}: broken YAML ({str(error).splitlines()[0]})") from error
     if not isinstance(data, dict):
         raise UsageError(f"--config {path}: holds no mapping of options")
+    model: str | None = None
     tokens: list[str] = []
     for key, entry in data.items():
         if key in ("model", "model_tag"):
-            tokens.insert(0, str(entry))
+            model = str(entry)
         elif isinstance(entry, bool):
             tokens += [f"--{key}"] if entry else []
         elif isinstance(entry, list):
             tokens += [f"--{key}", *map(str, entry)]
         elif isinstance(entry, dict):
-            tokens += [f"--{key}", json.dumps(entry)]
+            try:
+                tokens += [f"--{key}", json.dumps(entry, default=str)]
+            except (ValueError, TypeError, RecursionError) as error:
+                raise UsageError(f"--config {path}: {key} is no mapping that can be written as JSON ({error})") from error
         elif entry is not None:
             tokens += [f"--{key}", str(entry)]
-    return tokens
+    return model, tokens
 
 
 def effective_args(tokens: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -172,8 +183,45 @@ def effective_args(tokens: Sequence[str]) -> tuple[str | None, list[str]]:
     config = options.find(rest, "--config")
     if config is None or config.value is None:
         return model, rest
-    inner_model, inner = split_model(read_yaml_options(config.value))
+    inner_model, inner = read_yaml_options(config.value)
     return model or inner_model, [*inner, *options.without(rest, ["--config"])]
+
+
+def unpacked_vllm(typed: str) -> str:
+    """Folder of ``--vllm``.
+
+    Raises:
+        UsageError: there is no vLLM in it.
+    """
+    folder = user_path(typed, "--vllm")
+    try:
+        find_package(str(folder))
+    except (SourceError, OSError) as error:
+        wrong = "no vLLM in it" if folder.is_dir() else "no such folder"
+        raise UsageError(f"--vllm {typed}: {wrong}. Give an unpacked vLLM wheel (the folder that holds vllm/).") from error
+    return str(folder.resolve())
+
+
+def recorded_machine(typed: str) -> str:
+    """File or folder of ``--sysfs``.
+
+    Raises:
+        UsageError: it holds no recorded machine.
+    """
+    path = user_path(typed, "--sysfs")
+    give = "Give what `xpufp8 collect --host` wrote, or a folder that looks like the root of a machine (it holds sys/)."
+    if path.is_dir():
+        if not (path / "sys").is_dir():
+            raise UsageError(f"--sysfs {typed}: no folder sys in it. {give}")
+        return str(path.resolve())
+    if not path.exists():
+        raise UsageError(f"--sysfs {typed}: no such folder or file. {give}")
+    data = read_data(path, "--sysfs", give)
+    tree = data.get("facts") if isinstance(data.get("facts"), dict) else data
+    if not isinstance(tree, dict) or not {"files", "folders", "links"} <= set(tree):
+        told = " It is a facts file: judge it with --facts." if "facts_version" in data else ""
+        raise UsageError(f"--sysfs {typed}: no recorded machine.{told} {give}")
+    return str(path.resolve())
 
 
 def resolve(
@@ -198,17 +246,13 @@ def resolve(
     """
     model_name, args = effective_args(tokens)
     name, why = resolve_device(device)
-    if vllm_path is not None and not Path(vllm_path).expanduser().is_dir():
-        raise UsageError(f"--vllm {vllm_path}: no such folder. Give an unpacked vLLM wheel (the folder that holds vllm/).")
-    if sysfs is not None and not Path(sysfs).exists():
-        raise UsageError(f"--sysfs {sysfs}: no such folder or file. Give a recorded machine (xpufp8 collect --host).")
     return Target(
         python=resolve_python(python),
         device=name,
         model=load(model_name, args) if model_name is not None else None,
         vllm_args=tuple(args),
         typed=tuple(tokens),
-        vllm_path=str(Path(vllm_path).expanduser().resolve()) if vllm_path else None,
+        vllm_path=unpacked_vllm(vllm_path) if vllm_path is not None else None,
         chosen=why,
-        sysfs=str(Path(sysfs).resolve()) if sysfs else None,
+        sysfs=recorded_machine(sysfs) if sysfs is not None else None,
     )

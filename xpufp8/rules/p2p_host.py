@@ -209,7 +209,7 @@ def _providers(self: Rule, facts: HostIpcFacts) -> Iterator[Finding]:
 def shm_needed(world: int, settings: dict[str, str]) -> int:
     """Bytes of shared memory that the message queues of one engine may fill."""
     chunk = settings.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "16")
-    return (int(chunk) if chunk.isdigit() else 16) * MIB * BROADCAST_CHUNKS + world * RESPONSE_BYTES
+    return (int(chunk) if chunk.isdecimal() else 16) * MIB * BROADCAST_CHUNKS + world * RESPONSE_BYTES
 
 
 @rule("P2P007", "Shared memory is too small for the workers' queues", "warning", needs=("host_ipc",))

@@ -49,7 +49,7 @@ class Ranks:
 def ranks(case: Case) -> Ranks:
     """Ranks that the typed options ask for."""
     nodes = value(list(case.vllm_args), "--nnodes", "1") or "1"
-    return Ranks(parallel_sizes(case.vllm_args), int(nodes) if nodes.isdigit() else 1)
+    return Ranks(parallel_sizes(case.vllm_args), int(nodes) if nodes.isdecimal() else 1)
 
 
 def on_xpu(case: Case) -> bool:
