@@ -12,7 +12,7 @@ import intel_extension_for_pytorch as ipex
 import torch
 from intel_extension_for_pytorch.quantization.fp8 import DelayedScaling, Format, fp8_autocast, prepare_fp8
 
-from xpufp8.runtime import fakes, verify
+from xpufp8.runtime import casts, fakes, verify
 
 E4M3 = torch.float8_e4m3fn
 
@@ -64,6 +64,27 @@ def compiled(dtype: Any, backend: str) -> dict[str, Any]:
     return {"equal": torch.equal(got, wanted), "dtype": str(got.dtype), "shape": list(got.shape)}
 
 
+class Layer:
+    """A layer as vLLM's kernel classes write it, on a real op whose output is float32 whatever the activation is."""
+
+    def apply_weights(self, layer: Any, x: Any) -> Any:
+        wide = torch.ops.torch_ipex.cast_from_fp8(layer.weight, torch.ones(1), 0, 24, torch.float32)
+        return x.float() @ wide.t()
+
+
+def cast() -> dict[str, Any]:
+    """The output before and after the repair, and compiled."""
+    layer, kernel, x = torch.nn.Module(), Layer(), torch.randn(5, 64).bfloat16()
+    layer.register_buffer("weight", torch.randn(16, 64).to(E4M3))
+    before = kernel.apply_weights(layer, x)
+    said = casts.apply("torch_ipex::cast_from_fp8", (__name__,))
+    after = kernel.apply_weights(layer, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: kernel.apply_weights(layer, x), fullgraph=True, backend="aot_eager")(x)
+    return {"said": said, "before": str(before.dtype), "after": str(after.dtype), "equal": torch.equal(compiled, after),
+            "value": torch.equal(after, before.bfloat16())}  # fmt: skip
+
+
 def samples() -> dict[str, list[tuple[Any, ...]]]:
     """Calls of real ops for each fake that the CPU build can run."""
     x, one, history = torch.randn(6, 64), torch.ones(3), torch.zeros(3)
@@ -98,7 +119,7 @@ def main() -> None:
         "torch_ipex::cast_from_fp8", (torch.zeros(2, 4).to(E4M3), torch.ones(1), 0, 24, torch.float32), ["test_faketensor"]
     )
     answer = {
-        "version": ipex.__version__, "gemm": why, "before": before, "after": after, "said": said, "opcheck": checked,
+        "version": ipex.__version__, "gemm": why, "before": before, "after": after, "said": said, "opcheck": checked, "cast": cast(),
         "compared": {op: [c.outcome, c.calls, c.differences] for op, c in compared.items()},
     }  # fmt: skip
     print(json.dumps(answer))

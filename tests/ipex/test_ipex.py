@@ -67,3 +67,9 @@ def test_fakes_agree_with_the_library(answer: Any) -> None:
 
 def test_where_the_gemm_cannot_run_that_is_why(answer: Any) -> None:
     assert answer["gemm"] in ("", "Running FP8 on not supported platform.")
+
+
+def test_output_of_a_real_op_is_cast_to_the_activations_dtype(answer: Any) -> None:
+    cast = answer["cast"]
+    assert "Layer.apply_weights" in cast["said"]
+    assert (cast["before"], cast["after"], cast["value"], cast["equal"]) == ("torch.float32", "torch.bfloat16", True, True)
