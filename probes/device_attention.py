@@ -48,6 +48,29 @@ def attention(made: Bench, dtype: str, rows: int, inputs: int, stack: ExitStack)
     return _module(made, dtype, sizes, inputs, _torch_core(sizes)), None, reason
 
 
+def cache_answer(made: Bench, dtype: str, rows: int) -> tuple[str | None, Exception | None]:
+    """What vLLM's attention layer does with the KV-cache dtype of the command: its backend, or the exception that this dtype causes.
+
+    The layer is made and run. Where it fails with the model's own cache dtype too, its failure says nothing of the one that was typed, and
+    the answer is ``(None, None)``.
+    """
+    sizes = read_sizes(made.context.model)
+    if made.tables is None or sizes is None:
+        return None, None
+    sizes = _per_rank(made, sizes)
+    with ExitStack() as stack:
+        try:
+            return _vllm_core(made, dtype, sizes, rows, stack)[1], None
+        except Exception as exc:  # noqa: BLE001 - a refusal is the answer
+            refusal = exc
+    with ExitStack() as stack:
+        try:
+            _vllm_core(made, dtype, sizes, rows, stack, "--kv-cache-dtype", "auto")
+        except Exception:  # noqa: BLE001 - then it was no refusal of a dtype
+            return None, None
+    return None, refusal
+
+
 def _per_rank(made: Bench, sizes: Sizes) -> Sizes:
     ranks = max(1, number(made.context.vllm_args, "tensor_parallel_size", "-tp"))
     return replace(sizes, heads=max(1, sizes.heads // ranks), kv_heads=max(1, sizes.kv_heads // ranks))
@@ -87,7 +110,7 @@ def _torch_core(sizes: Sizes) -> Any:
     return Core()
 
 
-def _vllm_core(made: Bench, dtype: str, sizes: Sizes, rows: int, stack: ExitStack) -> tuple[Any, str]:
+def _vllm_core(made: Bench, dtype: str, sizes: Sizes, rows: int, stack: ExitStack, *more: str) -> tuple[Any, str]:
     """VLLM's attention layer, its cache and one prefill's metadata; run once, and compared with torch's attention.
 
     Raises:
@@ -103,7 +126,7 @@ def _vllm_core(made: Bench, dtype: str, sizes: Sizes, rows: int, stack: ExitStac
     from probes.device_layers import default_dtype
 
     trace_stand_ins.inspect_here()
-    typed = [*made.context.vllm_args, "--dtype", dtype]
+    typed = [*made.context.vllm_args, "--dtype", dtype, *more]
     config = trace_build.engine_config(str(made.context.model), typed)
     with set_current_vllm_config(config), default_dtype(dtype), made.device:
         layer = Attention(

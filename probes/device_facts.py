@@ -121,7 +121,7 @@ class DtypeSupportFact:
 
 @dataclass(frozen=True)
 class CacheDtypeFact:
-    """What attention selection of vLLM says to a KV-cache dtype."""
+    """What vLLM's attention layer, made and run, says to a KV-cache dtype."""
 
     cache_dtype: str
     dtype: str

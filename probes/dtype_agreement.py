@@ -7,8 +7,9 @@ is run once on the device. Every custom op that it calls on the way is compared 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from probes.device_attention import cache_answer
 from probes.device_facts import (
     CacheDtypeFact,
     DtypeAgreementFacts,
@@ -22,9 +23,6 @@ from probes.device_operands import activations, make
 from probes.device_shapes import ALONE, read_sizes
 from probes.protocol import Context, describe_error
 from probes.vllm_arguments import text
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = 17
 OWN = frozenset({"aten", "prims", "prim", "profiler"})
@@ -188,24 +186,12 @@ def _support(made: Bench, dtype: str) -> DtypeSupportFact:
 
 
 def _cache(made: Bench, dtype: str) -> list[CacheDtypeFact]:
-    """Ask vLLM's attention selection about the KV-cache dtype that was typed; nothing where none was."""
-    import inspect
-
-    import torch
-
+    """Run vLLM's attention layer with the KV-cache dtype that was typed; nothing where none was, or where the layer cannot be run alone."""
     wanted = text(made.context.vllm_args, "kv_cache_dtype")
     sizes = read_sizes(made.context.model)
-    if made.tables is None or wanted in (None, "auto") or sizes is None:
+    if wanted in (None, "auto") or sizes is None:
         return []
-    try:
-        from vllm.v1.attention.selector import get_attn_backend
-    except ImportError:
-        return []  # releases keep it elsewhere; model_trace sees the backend there
-    pool = {"head_size": sizes.head_dim, "dtype": getattr(torch, dtype), "kv_cache_dtype": wanted, "block_size": 16}
-    pool |= {"is_attention_free": False, "use_mla": False, "has_sink": False, "use_sparse": False}
-    arguments = {name: pool[name] for name in inspect.signature(get_attn_backend).parameters if name in pool}
-    try:
-        backend = get_attn_backend(**arguments).__name__
-    except Exception as exc:  # noqa: BLE001 - its refusal is the answer
-        return [CacheDtypeFact(str(wanted), dtype, sizes.head_dim, None, describe_error(exc))]
-    return [CacheDtypeFact(str(wanted), dtype, sizes.head_dim, backend)]
+    backend, refusal = cache_answer(made, dtype, ROWS)
+    if backend is None and refusal is None:
+        return []
+    return [CacheDtypeFact(str(wanted), dtype, sizes.head_dim, backend, describe_error(refusal) if refusal else None)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from device_children import ask, judge, plugin
+from device_children import ROOT, ask, judge, plugin
 
 from probes.device_facts import DtypeAgreementFacts
 from probes.dtype_agreement import observe
@@ -28,6 +29,16 @@ def test_simulated_device_is_unknown_without_torch() -> None:
     assert judge("dtype_agreement", facts, "fp8-block", device="sim:arc-pro-b60") == []
 
 
+LLAMA = str(ROOT / "tests" / "data" / "models" / "Llama-3.1-8B-Instruct")
+
+
+def cached(dtype: str) -> dict[str, Any]:
+    return {
+        "device": "cpu", "model": LLAMA, "vllm_args": ["--kv-cache-dtype", dtype, "--max-model-len", "512"],
+        "options": {"dtype": "bfloat16", "schemes": []},
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], DtypeAgreementFacts]:
     folder = tmp_path_factory.mktemp("faulty")
@@ -35,8 +46,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], D
         ("dtype_agreement", fault, {"device": "cpu", "options": {"dtype": "bfloat16", "schemes": [scheme]}})
         for fault, scheme in EXPECTED
     ]
+    asked += [("dtype_agreement", f"cache {dtype}", cached(dtype)) for dtype in ("fp8", "bfloat16")]
     found = ask(folder, asked, path=plugin(folder))
-    return {(fault, context["options"]["schemes"][0]): facts for _, fault, context, facts in found}
+    return {(fault, next(iter(context["options"]["schemes"]), "")): facts for _, fault, context, facts in found}
 
 
 @pytest.mark.sim
@@ -73,3 +85,22 @@ def test_both_formats_and_every_dtype_of_the_platform_are_asked(answers: dict[An
 @pytest.mark.sim
 def test_kernels_of_another_scheme_than_the_models_are_no_finding(answers: dict[Any, DtypeAgreementFacts]) -> None:
     assert judge("dtype_agreement", answers["fp16", "fp8-block"], "fp8-channel-token") == []
+
+
+@pytest.mark.sim
+def test_a_cache_dtype_that_this_processor_refuses_is_named_and_one_that_it_takes_is_not(
+    answers: dict[Any, DtypeAgreementFacts],
+) -> None:
+    """VLLM's own attention layer is made and run: where the processor has neither AVX-512 nor AMX it refuses an FP8 cache."""
+    taken, asked = answers["cache bfloat16", ""], answers["cache fp8", ""]
+    assert [(c.cache_dtype, c.backend, c.error) for c in taken.cache] == [("bfloat16", "CPU_ATTN", None)]
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    (fact,) = asked.cache
+    if {"avx512f", "amx_tile"} & set(flags.split()):
+        assert (fact.backend, fact.error) == ("CPU_ATTN", None)
+        return
+    assert fact.error is not None
+    assert "FP8 KV cache on CPU requires" in fact.error.message
+    (finding,) = judge("dtype_agreement", asked, "fp8-block")
+    assert (finding.code, finding.subject, finding.severity) == ("DTY005", "fp8", "error")
+    assert finding.evidence[0].observed.startswith("NotImplementedError: FP8 KV cache on CPU requires")

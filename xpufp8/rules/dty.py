@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 from probes.device_facts import DtypeAgreementFacts, KernelDtypeFact, OpOutputFact
 from probes.model_facts import MixedDtypeFact, ModelTraceFacts
+from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
+from xpufp8.rules.cfg import WITHOUT
 from xpufp8.rules.device_common import concerns, disable, dtype_of, layers_of, place, said, selection, shape_text, where
 
 PROBE = "dtype_agreement"
@@ -185,10 +187,10 @@ def device_dtype(self: Rule, case: Case) -> Iterator[Finding]:
 
 @rule("DTY005", "No attention backend takes the KV-cache dtype", "error", needs=(PROBE,))
 def cache_dtype(self: Rule, case: Case) -> Iterator[Finding]:
-    """VLLM's attention selection was asked with the typed `--kv-cache-dtype` and refused.
+    """VLLM's attention layer was made and run with the typed `--kv-cache-dtype`: it fails with that dtype and runs without it.
 
     ## What it means
-    Each attention backend takes some dtypes of the cache. None of this platform takes the one that was typed.
+    Each attention backend takes some dtypes of the cache. What this platform selects does not take the one that was typed.
 
     ## Why it matters
     The start ends when the first attention layer is built.
@@ -200,13 +202,15 @@ def cache_dtype(self: Rule, case: Case) -> Iterator[Finding]:
     Leave `--kv-cache-dtype` out: the cache then has the model's dtype and takes twice the memory of an FP8 one.
     """
     facts = case.get(PROBE, DtypeAgreementFacts)
+    typed = options.find(case.vllm_args, "--kv-cache-dtype")
+    action = WITHOUT + (typed.text if typed else "--kv-cache-dtype")
     for one in facts.cache if facts else ():
         if facts is None or one.error is None:
             continue
         yield self.finding(
-            one.cache_dtype, f"No attention backend takes a {one.cache_dtype} cache with {one.dtype} queries: {said(one.error)}.",
+            one.cache_dtype, f"Attention does not take a {one.cache_dtype} cache with {one.dtype} queries: {said(one.error)}.",
             [Evidence(probe=PROBE, mode=facts.run.mode, observed=said(one.error), where=place(one.error))],
-            fixes=[Fix(kind="flag", action="without --kv-cache-dtype", cost="the cache takes the memory of a 16-bit one")],
+            fixes=[Fix(kind="flag", action=action, cost="the cache takes the memory of a 16-bit one")],
         )  # fmt: skip
 
 
