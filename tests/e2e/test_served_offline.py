@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -74,3 +75,4 @@ def test_every_kernel_is_chosen_where_it_should_be(repaired: tuple[Served, str])
     assert "Selected Xpufp8BlockLinearKernel" in sections["block"]
     assert "xpufp8 chose" in sections["block"]
     assert "Selected Xpufp8" not in sections["channel"]
+    assert re.search(r"xpufp8 chose \S+ for experts-4of2-silu-block-128x128", sections["moe"])

@@ -435,7 +435,8 @@ def test_real_oracle_finds_nothing_and_the_repair_computes(
 ) -> None:
     """Stock vLLM selects no backend; with the repair its own modular kernel runs our experts, weights converted on the way."""
     config = real_config(hidden_dim=256, intermediate_size=128)
-    assert oracle.select_fp8_moe_backend(config, *keys(block)) == (oracle.Fp8MoeBackend.NONE, None)
+    nothing = oracle.select_fp8_moe_backend(config, *keys(block))
+    assert nothing == (oracle.Fp8MoeBackend.NONE, None)
     backend, made = moe.wrap(oracle.select_fp8_moe_backend, oracle.Fp8MoeBackend.TRITON)(config, *keys(block))
     assert made is moe.experts_class()
     monkeypatch.setenv(choice.FORCE_VARIABLE, "dequantize-at-load" if widened else "dequantize-per-call")
@@ -444,10 +445,12 @@ def test_real_oracle_finds_nothing_and_the_repair_computes(
     loaded.quant_method, loaded.moe_config, loaded.activation = SimpleNamespace(experts_cls=made), config, config.activation
     if block:
         loaded.weight_block_size = [128, 128]
-    converted = moe.wrap_conversion(oracle.convert_to_fp8_moe_kernel_format)(
-        fp8_backend=backend, layer=loaded, w13=weights[0], w2=weights[1], w13_scale=scales[0], w2_scale=scales[1],
-        w13_input_scale=None, w2_input_scale=None,
-    )  # fmt: skip
+    tensors = {"w13": weights[0], "w2": weights[1], "w13_scale": scales[0], "w2_scale": scales[1], "w13_input_scale": None,
+               "w2_input_scale": None}  # fmt: skip
+    with pytest.raises(ValueError, match="Unsupported FP8 MoE backend: NONE"):  # where serving stock ends
+        oracle.convert_to_fp8_moe_kernel_format(fp8_backend=nothing[0], layer=loaded, **tensors)
+    convert = moe.wrap_conversion(oracle.convert_to_fp8_moe_kernel_format)
+    converted = convert(fp8_backend=backend, layer=loaded, **tensors)
     assert converted[0].dtype == (torch.bfloat16 if widened else FP8[0])
     quantization = oracle.make_fp8_moe_quant_config(
         fp8_backend=backend, w1_scale=converted[2], w2_scale=converted[3], a1_scale=None, a2_scale=None,
