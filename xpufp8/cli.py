@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -103,8 +104,10 @@ def doctor(
     if facts is not None:
         from xpufp8.saved import diagnose_saved, read
 
-        if tokens:
-            raise UsageError("--facts brings its own model and options; leave MODEL and vLLM options out.")
+        told = {"--device": device, "--python": python, "--only": only, "--skip": skip, "--vllm": vllm, "--sysfs": sysfs,
+                "--launch": launch, "MODEL and vLLM options": tokens}  # fmt: skip
+        if given := [name for name, value in told.items() if value]:
+            raise UsageError(f"--facts brings its own model, options and machine; leave out {', '.join(given)}.")
         finish(judgement.apply(diagnose_saved(read(facts))), format_, output)
     target = resolve(tokens or [], device=device, python=python, vllm_path=vllm, sysfs=sysfs)
     with Progress(target) as progress:
@@ -273,6 +276,10 @@ def main() -> NoReturn:
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup's choice, or a shell's for a job in the background, stays
             signal.signal(ending, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a sign shows a question mark; a diagnosis is never lost to it.
+            stream.reconfigure(errors="replace")
     # Typer carries its own copy of Click in some releases and the real one in others; its exceptions are found through Typer.
     parse_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
@@ -288,10 +295,6 @@ def main() -> NoReturn:
         code = _say("interrupted", INTERRUPTED)
     except Ended as end:
         code = _say(f"ended by {signal.Signals(end.number).name}", 128 + end.number)
-    except BrokenPipeError:
-        # The reader of our pipe has gone (| head); what it read is complete, and Python must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:
         if os.environ.get("XPUFP8_TRACEBACK"):
             raise
@@ -304,9 +307,11 @@ def main() -> NoReturn:
 
 
 def _say(message: str, code: int) -> int:
+    from probes.redact import redact
     from xpufp8.output.text import clean
 
-    print(f"xpufp8: {clean(message)}", file=sys.stderr)
+    # What was typed may be quoted here, a URL with its password among it.
+    print(f"xpufp8: {clean(redact(message))}", file=sys.stderr)
     return code
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -40,7 +44,24 @@ PolicyOption = Annotated[
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="Ignore findings that this earlier JSON report has.")]
 Only = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Run just this probe (again for more).")]
 Skip = Annotated[list[str] | None, typer.Option(metavar="PROBE", help="Leave this probe out (again for more).")]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of one probe.")]
+
+
+def seconds(text: str | float) -> float:
+    """A time limit.
+
+    Raises:
+        typer.BadParameter: not a number above zero.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise typer.BadParameter(f"{text}: give seconds above zero.")
+    return value
+
+
+Timeout = Annotated[float, typer.Option(parser=seconds, metavar="SECONDS", help="Time limit of one probe.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Probe again even if nothing changed.")]
 Vllm = Annotated[str | None, typer.Option("--vllm", metavar="PATH", help="Read an unpacked vLLM instead of the installed one.")]
 
@@ -78,20 +99,59 @@ def validate_value(text: str) -> Any:
     return text
 
 
-def write(text: str, output: Path | None) -> None:
-    """Write a finished document to the file or stdout. The file is opened only now, so a failed run leaves none.
+def to_stdout(show: Callable[[], object]) -> None:
+    """Print, and outlive a reader that goes away (``| head``): what it read is what it wanted, and the exit code is still ours.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: stdout is closed or full.
+    """
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: give --output FILE.")
+    try:
+        show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UsageError(f"stdout cannot be written ({error.strerror or error}): give --output FILE.") from error
+
+
+def write(text: str, output: Path | None) -> None:
+    """Write a finished document to the file or stdout. The file is replaced only when all is written, so a failed run leaves
+    the old one as it was.
+
+    Raises:
+        UsageError: the file or stdout cannot be written.
     """
     if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        to_stdout(lambda: sys.stdout.write(text))
         return
+    data = text.encode("utf-8", "replace")
     try:
-        output.write_text(text, encoding="utf-8")
+        if output.exists() and not output.is_file():  # a device or a pipe takes what it is given
+            output.write_bytes(data)
+            return
+        goal = output.resolve()
+        handle, part = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name[:100]}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(part).chmod(stat.S_IMODE(goal.stat().st_mode) if goal.exists() else 0o666 & ~umask())
+            Path(part).replace(goal)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UsageError(f"--output {output}: cannot be written ({error.strerror or error})") from error
+
+
+def umask() -> int:
+    """The process's mask of permissions, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def emit(report: Any, chosen: Format, output: Path | None) -> None:
@@ -99,10 +159,13 @@ def emit(report: Any, chosen: Format, output: Path | None) -> None:
     from xpufp8.output import renderer, terminal
 
     if chosen is Format.GITHUB and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(renderer(Format.MARKDOWN)(report))
+        try:
+            with Path(summary).open("a", encoding="utf-8", errors="replace") as file:
+                file.write(renderer(Format.MARKDOWN)(report))
+        except OSError as error:
+            print(f"xpufp8: no job summary: {summary} cannot be written ({error.strerror or error})", file=sys.stderr)
     if chosen is Format.RICH and output is None:
-        terminal.show(report, terminal.console_for())
+        to_stdout(lambda: terminal.show(report, terminal.console_for()))
     else:
         write(renderer(chosen)(report), output)
 

@@ -131,11 +131,11 @@ def rule(code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="A ru
     """A rule's page, or the list of all rules."""
     from xpufp8.pages import listing, page
 
-    sys.stdout.write(listing() if code is None else page(code))
+    write(listing() if code is None else page(code), None)
 
 
 def schema() -> None:
     """The JSON Schema of the report."""
     from xpufp8.output.json_report import schema as text
 
-    sys.stdout.write(text())
+    write(text(), None)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from probes.facts import EnvironmentFacts
 from xpufp8 import options
 from xpufp8.report import Plan, Report
-from xpufp8.rules.cfg import WITHOUT
+from xpufp8.rules.cfg import INSTEAD, WITHOUT
 from xpufp8.staging import stage, stage_metadata
 from xpufp8.target import Target
 
@@ -62,17 +62,24 @@ def vllm_args(typed: Sequence[str], flags: Sequence[str]) -> list[str]:
         words = shlex.split(flag.removeprefix(WITHOUT))
         if flag.startswith(WITHOUT):
             tokens = _less(tokens, words)
+        elif INSTEAD in flag:
+            new, old = (shlex.split(part) for part in flag.split(INSTEAD))
+            tokens = _less(tokens, old) + new
         else:
             tokens += words
     return tokens
 
 
 def _less(tokens: list[str], words: list[str]) -> list[str]:
-    """The tokens without every run of these words; an option named alone goes with its value."""
-    for at in range(len(tokens) - len(words), -1, -1):
+    """The tokens without every run of these words. An option that stands there in another spelling goes with its value."""
+    kept, at = [], 0
+    while at < len(tokens):
         if tokens[at : at + len(words)] == words:
-            del tokens[at : at + len(words)]
-    return options.without(tokens, words) if len(words) == 1 and words[0].startswith("-") else tokens
+            at += len(words)
+        else:
+            kept.append(tokens[at])
+            at += 1
+    return options.without(kept, words) if kept == tokens and len(words) == 1 else kept
 
 
 LISTS = frozenset({"VLLM_DISABLED_KERNELS"})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
-OK = 0
+OK: Final = 0
 """It can be served as planned."""
-REMAINS = 1
+REMAINS: Final = 1
 """It cannot, or a finding at or above ``--fail-on`` remains."""
-USAGE = 2
+USAGE: Final = 2
 """Wrong usage or unreadable input."""
-NO_VERDICT = 3
+NO_VERDICT: Final = 3
 """A needed probe gave no answer."""
-INTERRUPTED = 130
+INTERRUPTED: Final = 130
+
+Code = Literal[0, 1, 3]
+"""Exit codes that a verdict can have."""
 
 FailOn = Literal["error", "warning", "never"]

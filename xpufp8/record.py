@@ -14,6 +14,7 @@ from typing import Any
 from probes.protocol import Context
 from xpufp8.children import Launch, run_probe
 from xpufp8.errors import UsageError
+from xpufp8.redaction import redact_text
 
 SECONDS = 60.0
 """The three probes end themselves within twenty; the rest is for a slow start of the interpreter."""
@@ -32,7 +33,8 @@ def record_host(context: Context, launch: Launch) -> dict[str, Any]:
     report = run_probe("host_tree", replace(context, model=None), replace(launch, timeout=min(launch.timeout, SECONDS)))
     if report.status != "ok":
         last = "".join(f"\n  {line}" for line in report.last_lines[-5:])
-        raise UsageError(f"This machine could not be recorded: {report.status}: {report.detail}{last}")
+        said = redact_text(f"{report.status}: {report.detail}{last}", context.vllm_args)
+        raise UsageError(f"This machine could not be recorded: {said}")
     return report.facts
 
 

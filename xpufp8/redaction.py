@@ -36,6 +36,11 @@ def _text(text: str, secrets: Iterable[str]) -> str:
     return redact(text)
 
 
+def redact_text(text: str, tokens: Sequence[str]) -> str:
+    """Text that a process printed, without the secrets of this environment and of what was typed."""
+    return _text(text, known_secrets(tokens))
+
+
 def _walk(value: Any, secrets: tuple[str, ...], name: str = "") -> Any:
     if isinstance(value, str):
         return _text(value, secrets)

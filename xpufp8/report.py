@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from xpufp8.exits import Code
+
 SCHEMA_VERSION: Literal["1"] = "1"
 
 Severity = Literal["error", "warning", "info"]
@@ -145,7 +147,7 @@ class Plan(Model):
 class Outcome(Model):
     """How the exit code came about. Absent from a report that nobody has judged by a threshold yet."""
 
-    exit_code: int
+    exit_code: Code
     fail_on: Literal["error", "warning", "never"] = "error"
     policy: str = ""
     """File of the policy, empty if there was none."""

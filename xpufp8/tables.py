@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ def run_table(
     """
     from xpufp8.cli_options import write
     from xpufp8.output.text import clean
+    from xpufp8.redaction import redact_text
 
     if chosen not in (Format.RICH, Format.JSON):
         raise UsageError(f"--format {chosen.value}: a table is rich or json; doctor writes the other formats.")
@@ -50,7 +52,7 @@ def run_table(
         reports, facts, missing = validate(observe(target, [probe], request, launch_for(target, request)))
     report = reports[0]
     if report.status != "ok":
-        write(clean(f"{probe} {missing[probe]}\n"), output)
+        write(clean(redact_text(f"{probe} {missing[probe]}\n", target.typed)), output)
         return NO_VERDICT
     if chosen is Format.JSON:
         write(json.dumps(report.model_dump(mode="json"), indent=2) + "\n", output)
@@ -63,13 +65,15 @@ def run_table(
 def _show(probe: str, facts: Any, report: ProbeReport, target: Target, output: Path | None, *, every: bool) -> None:
     from rich.console import Console
 
+    from xpufp8.cli_options import to_stdout, write
     from xpufp8.output import tables
     from xpufp8.output.terminal import console_for
 
     del report
     view = tables.kernel_view(facts, target.device) if probe == "kernel_table" else tables.op_view(facts, every=every)
     if output is None:
-        console_for().print(view)
+        to_stdout(lambda: console_for().print(view))
         return
-    with output.open("w", encoding="utf-8") as file:
-        Console(file=file, width=120, color_system=None).print(view)
+    text = io.StringIO()
+    Console(file=text, width=120, color_system=None).print(view)
+    write(text.getvalue(), output)

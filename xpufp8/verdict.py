@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xpufp8.exits import NO_VERDICT, OK, REMAINS, FailOn
+from xpufp8.exits import NO_VERDICT, OK, REMAINS, Code, FailOn
 from xpufp8.report import Finding, Plan, ProbeReport, Report, TargetInfo, Verdict
 
 RANK = {"error": 0, "warning": 1, "info": 2}
@@ -62,7 +62,7 @@ def effective_verdict(report: Report) -> Verdict:
     return judge(kept, report.probes, () if of_a_log else needed_for(report.target), report.plan)
 
 
-def exit_code(report: Report, fail_on: FailOn = "error") -> int:
+def exit_code(report: Report, fail_on: FailOn = "error") -> Code:
     """0 it can be served as planned; 1 it cannot, or a finding at or above ``fail_on`` remains; 3 no verdict.
 
     ``never`` is for a job that only collects reports: findings do not fail it, a missing verdict still does. What a policy

@@ -52,7 +52,7 @@ def _verdict(report: Report, left_out: int) -> str:
         level = "notice"
     text = wording.headline(report) + (f" {left_out} more findings are in the job summary." if left_out else "")
     if report.plan.shell and report.verdict != "unknown":
-        text += f"\nCommand ({wording.VALIDATED[report.plan.validated]}): {report.plan.shell}"
+        text += f"\n{wording.command_title(report)}: {report.plan.shell}"
     return command(level, text, title=f"xpufp8: {report.verdict}")
 
 

@@ -44,7 +44,7 @@ def render(report: Report) -> str:
         mark=MARKS[safe.verdict],
         headline=wording.headline(safe),
         head=list(wording.head(safe)),
-        validated=wording.VALIDATED[safe.plan.validated].capitalize(),
+        command_title=wording.command_title(safe),
         notes=safe.outcome.notes if safe.outcome else [],
         groups=_groups(safe),
         sections=_sections(safe, views),

@@ -19,8 +19,7 @@ def render(report: Report) -> str:
     parts = [f"### {MARKS[report.verdict]} xpufp8: {escape(wording.headline(report))}", ""]
     parts += ["| | |", "| --- | --- |", *(f"| {label} | {code(value)} |" for label, value in wording.head(report)), ""]
     if report.plan.shell:
-        said = wording.VALIDATED[report.plan.validated]
-        parts += [f"**Command** ({said})", "", fence(report.plan.shell, "sh"), ""]
+        parts += [f"**{escape(wording.command_title(report))}**", "", fence(report.plan.shell, "sh"), ""]
         parts += [f"* {escape(', '.join(reason.codes))}: {escape(reason.sentence)}" for reason in report.plan.because]
         parts += [f"* first: {escape(action)}" for action in report.plan.host_actions]
         parts.append("")

@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from xpufp8.output.text import plain
-from xpufp8.output.wording import headline, standing
+from xpufp8.output.wording import command_title, headline, package_version, remedy, standing
 from xpufp8.report import Finding, Report
 from xpufp8.verdict import fixed
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 WIDTH = 80
+NARROWEST = 20
+"""Columns below which a report is printed as if there were so many."""
 EVIDENCE_SHOWN = 6
 
 
@@ -78,22 +80,9 @@ def _memory(report: Report) -> list[RenderableType]:
     return [plain(f"{facts.get('mode', 'live')}: " + " · ".join(words), "dim")]
 
 
-def _version(report: Report, package: str) -> str | None:
-    facts = next((p.facts for p in report.probes if p.name == "environment"), {})
-    packages = facts.get("packages") or []
-    return next(
-        (
-            str(p.get("version") or "?")
-            for p in packages
-            if isinstance(p, dict) and p.get("name") == package and p.get("location")
-        ),
-        None,
-    )
-
-
 def _head(report: Report) -> Text:
     words = [f"xpufp8 {report.tool.version}", f"device {report.target.device}"]
-    words += [f"{name} {version}" for name in ("vllm", "torch") if (version := _version(report, name))]
+    words += [f"{name} {version}" for name in ("vllm", "torch") if (version := package_version(report, name))]
     if report.target.model:
         words.append(f"model {report.target.model}")
     return plain(" · ".join(words), "dim")
@@ -133,19 +122,13 @@ def _finding(finding: Finding, report: Report) -> RenderableType:
     if len(finding.evidence) > EVIDENCE_SHOWN:
         rows.append(("", plain(f"and {len(finding.evidence) - EVIDENCE_SHOWN} more (--format json has all)", "dim")))
     for at, fix in enumerate(finding.fixes):
-        # What was probed on a stand-in or read from files proves the setting's place, not the hardware.
-        live = any(evidence.mode == "live" for evidence in finding.evidence)
-        done = ("tried, it works: " if live else "the probes pass with it: ") if fix.verified else ""
-        cost = f"  [{fix.cost}]" if fix.cost else ""
-        how = {"runtime": "runtime repair ", "flag": "option ", "env": "environment ", "host": ""}[fix.kind]
-        rows.append(("do" if at == 0 else "or", plain(f"{done}{how}{fix.action}{cost}")))
+        rows.append(("do" if at == 0 else "or", plain(remedy(fix, finding))))
     return Padding(Group(title, Padding(_labelled(rows), (0, 0, 0, 2))), (0, 0, 1, 0))
 
 
 def _plan(report: Report) -> RenderableType:
     plan = report.plan
-    said = {"none": "not validated", "probe": "every probe passes with it", "launch": "launched and answered"}[plan.validated]
-    parts: list[RenderableType] = [plain(f"Command ({said})", "bold underline"), Padding(plain(plan.shell), (0, 0, 0, 2))]
+    parts: list[RenderableType] = [plain(command_title(report), "bold underline"), Padding(plain(plan.shell), (0, 0, 0, 2))]
     rows = [(", ".join(r.codes), plain(r.sentence)) for r in plan.because]
     if rows:
         parts.append(Padding(_labelled(rows), (0, 0, 0, 2)))
@@ -179,7 +162,11 @@ def _probes(report: Report) -> Text:
 def console_for(stream: object | None = None, *, stderr: bool = False) -> Console:
     """A console that colours only on a terminal and never in a pipe."""
     del stream
-    width = None if os.environ.get("COLUMNS") or _is_terminal(stderr) else WIDTH
+    asked = os.environ.get("COLUMNS", "")
+    # A width of nothing shows nothing.
+    width = (
+        (max(int(asked), NARROWEST) if int(asked) else WIDTH) if asked.isdecimal() else None if _is_terminal(stderr) else WIDTH
+    )
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from xpufp8.output.text import clean
 from xpufp8.report import Evidence, Finding, Fix, Report
-from xpufp8.verdict import counted, fixed, remaining
+from xpufp8.verdict import counted, fixed, needed_for, remaining
 
 State = Literal["failing", "remaining", "repaired", "ignored", "unknown"]
 """``failing``: makes the exit code 1. ``remaining``: fails without doing so. ``repaired``: a fix that was tried removes it."""
@@ -21,11 +21,23 @@ HEADINGS: dict[State, str] = {
     "ignored": "Ignored",
 }
 HOW = {"runtime": "runtime repair ", "flag": "option ", "env": "environment ", "host": ""}
-VALIDATED = {"none": "not validated", "probe": "every probe passes with it", "launch": "launched and answered"}
+VALIDATED = {"none": "not validated", "probe": "every probe that ran passes with it", "launch": "launched and answered"}
 STANDINGS = {
-    "servable": "can be served here as asked",
-    "servable-with-fixes": "can be served here with the plan below",
-    "not-servable": "will not be served here",
+    "servable": "This model can be served here as asked",
+    "servable-with-fixes": "This model can be served here with the plan below",
+    "not-servable": "This model will not be served here",
+}
+INSTALLED = {
+    "servable": "FP8 models can be served with this installation",
+    "servable-with-fixes": "FP8 models can be served with this installation and the repairs below",
+    "not-servable": "Nothing will be served with this installation",
+}
+"""Where no model was named."""
+NOT_SEEN = "numbers, speed and links between cards are not seen there"
+SIMULATED = {
+    "servable": f"On a simulated XPU nothing keeps this model from being served as asked ({NOT_SEEN})",
+    "servable-with-fixes": f"On a simulated XPU nothing keeps this model from being served with the plan below ({NOT_SEEN})",
+    "not-servable": "This model will not be served, as a simulated XPU shows",
 }
 
 
@@ -68,16 +80,33 @@ def headline(report: Report) -> str:
     if [p.name for p in report.probes] == ["log"] and report.verdict in LOG_ONLY:
         text = LOG_ONLY[report.verdict]
     elif report.verdict == "unknown":
-        text = "No verdict: a needed probe gave no answer"
+        text = _no_verdict(report)
+    elif report.target.model:
+        text = (SIMULATED if report.target.simulated else STANDINGS)[report.verdict]
     else:
-        text = f"{'This model' if report.target.model else 'FP8 serving'} {STANDINGS[report.verdict]}"
-    if report.target.simulated:
-        text += " (on a simulated XPU)"
+        text = INSTALLED[report.verdict] + (", as a simulated XPU shows" if report.target.simulated else "")
     left = [f for f in remaining(report.findings) if f.ignored is None]
     counts = [(n, name) for name in ("error", "warning") if (n := sum(f.severity == name for f in left))]
     ignored = sum(f.ignored is not None for f in report.findings)
     said = [f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts] + ([f"{ignored} ignored"] if ignored else [])
     return text + (f": {', '.join(said)}" if said else "") + "."
+
+
+def _no_verdict(report: Report) -> str:
+    """Why nothing can be said."""
+    answered = {p.name for p in report.probes if p.status == "ok"}
+    silent = [name for name in needed_for(report.target) if name not in answered]
+    if silent:
+        return f"No verdict: no answer from {' and '.join(silent)}"
+    return "No verdict: what could not be told decides it"
+
+
+def command_title(report: Report) -> str:
+    """What stands above the plan's command: a command that fails must not look like advice."""
+    if report.verdict == "not-servable":
+        return "What was asked, and fails"
+    said = "no verdict" if report.verdict == "unknown" else VALIDATED[report.plan.validated]
+    return f"Command ({said})"
 
 
 def title(finding: Finding) -> str:
@@ -95,8 +124,9 @@ def remedy(fix: Fix, finding: Finding) -> str:
     """A fix in a line; whether it was tried on the real thing or on a stand-in is said."""
     live = any(evidence.mode == "live" for evidence in finding.evidence)
     tried = ("tried, it works: " if live else "the probes pass with it: ") if fix.verified else ""
-    cost = f" [{fix.cost}]" if fix.cost else ""
-    return clean(f"{tried}{HOW[fix.kind]}{fix.action}{cost}")
+    cost = f" [{'costs nothing' if fix.cost == 'none' else fix.cost}]" if fix.cost else ""
+    by = " (xpufp8 serve makes it)" if fix.kind == "runtime" and not fix.verified else ""
+    return clean(f"{tried}{HOW[fix.kind]}{fix.action}{by}{cost}")
 
 
 def standing(finding: Finding) -> str:

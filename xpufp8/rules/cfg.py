@@ -15,6 +15,9 @@ from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
 
 WITHOUT = "without "
+INSTEAD = " instead of "
+SURE = 0.85
+"""Likeness of spelling (difflib's ratio) from which a known option is taken for what was meant."""
 """A flag fix that takes an option away starts with this word."""
 
 COMPILED_TRACE = "model_trace without --enforce-eager"
@@ -64,8 +67,9 @@ def unknown_option(self: Rule, case: Case) -> Iterator[Finding]:
     `vllm serve: error: unrecognized arguments: --disable-log-requests`
 
     ## How it is fixed
-    Leave the option out, or use the one that took its place. The finding names it where it is known, and otherwise the
-    known option that is spelled most alike.
+    By the option that took its place, where a release dropped it and the finding knows it. One that is misspelt by a letter or two is
+    put right in the plan. Anything else is yours to correct: an option is left out only where this release is known to do without it,
+    because the server would otherwise do something else than was asked for.
     """
     facts = case.get("vllm_options", VllmOptionsFacts)
     for token in facts.unknown if facts else []:
@@ -75,7 +79,8 @@ def unknown_option(self: Rule, case: Case) -> Iterator[Finding]:
         known = renamed().get(options.grammar().canonical(name))
         near = difflib.get_close_matches(name, facts.known if facts else [], n=1, cutoff=0.75)
         evidence = Evidence(probe="vllm_options", mode="live", observed=f"unrecognized arguments: {token}", where="command line")
-        fixes = [Fix(kind="flag", action=WITHOUT + _typed(case, token))]
+        typed = _typed(case, token)
+        fixes = [Fix(kind="flag", action=WITHOUT + typed)]
         cause = f"The parser of vLLM {(facts.vllm if facts else None) or ''} has no {name}.".replace("  ", " ")
         if known is not None:
             cause += f" This release dropped it: {known['why']}."
@@ -83,6 +88,11 @@ def unknown_option(self: Rule, case: Case) -> Iterator[Finding]:
                 fixes.insert(0, Fix(kind="host", action=f"use {known['use']} instead of {name}"))
         elif near:
             cause += f" Did you mean {near[0]}?"
+        if known is None and near and difflib.SequenceMatcher(None, name, near[0]).ratio() >= SURE:
+            # What was meant is put in its place. Leaving it out would serve something else than was asked for.
+            fixes = [Fix(kind="flag", action=near[0] + typed.removeprefix(name) + INSTEAD + typed)]
+        elif known is None:
+            fixes = [Fix(kind="host", action=f"leave {name} out, or write it as this release does (vllm serve --help=all)")]
         yield self.finding(name, cause, [evidence], fixes=fixes)
 
 
