@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
+FACTS = str(Path(__file__).resolve().parents[1] / "data" / "reports" / "sim-llama.facts.json")
 HEAVY = ("torch", "vllm", "transformers", "numpy", "intel_extension_for_pytorch")
 
 
@@ -43,6 +44,19 @@ def test_help_imports_neither_pydantic_nor_the_doctor() -> None:
         (["doctor", "--device", "sim", "--triton-xpu", "python"], "give MODEL and --device sim:<profile>"),
         (["doctor", "--format", "sparkle"], "sparkle"),
         (["kernels", "--vllm", "/nowhere"], "no such folder"),
+        (["kernels", "--vllm", "/proc"], "no vLLM in it"),
+        (["kernels", "--vllm", "~nobody-of-that-name/x"], "no such home folder"),
+        (["doctor", "~nobody-of-that-name/model", "--device", "cpu"], "no such home folder"),
+        (["ops", "--python", "~nobody-of-that-name/python"], "no such home folder"),
+        (["doctor", "--sysfs", "/proc/self/fdinfo", "--device", "xpu"], "no folder sys in it"),
+        (["doctor", "--sysfs", "/nowhere", "--device", "xpu"], "no such folder or file"),
+        (["doctor", "--sysfs", FACTS, "--device", "xpu"], "It is a facts file: judge it with --facts"),
+        (["doctor", "--facts", FACTS, "--device", "cpu", "--launch"], "leave out --device, --launch"),
+        (["doctor", "--device", "cpu", "--timeout", "0"], "give seconds above zero"),
+        (["ops", "--timeout", "-1"], "give seconds above zero"),
+        (["explain", "--follow-up", "--timeout", "nan"], "give seconds above zero"),
+        (["diff", "/dev/zero", "/dev/zero"], "larger than any report"),
+        (["doctor", "https://somebody:S3kretOfAUrl@example.invalid/a/b", "--device", "cpu"], "<redacted>@example.invalid"),
         (["rule", "XYZ999"], "no rule is called"),
         (["sparkle"], "No such command"),
     ],

@@ -159,6 +159,13 @@ def _probes(report: Report) -> Text:
     return plain("probes  " + " · ".join(words), "dim")
 
 
+class _Console(Console):
+    """A console whose reader may go away without deciding our exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console_for(stream: object | None = None, *, stderr: bool = False) -> Console:
     """A console that colours only on a terminal and never in a pipe."""
     del stream
@@ -167,7 +174,7 @@ def console_for(stream: object | None = None, *, stderr: bool = False) -> Consol
     width = (
         (max(int(asked), NARROWEST) if int(asked) else WIDTH) if asked.isdecimal() else None if _is_terminal(stderr) else WIDTH
     )
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 def _is_terminal(stderr: bool) -> bool:

@@ -85,7 +85,7 @@ def unknown_option(self: Rule, case: Case) -> Iterator[Finding]:
         if known is not None:
             cause += f" This release dropped it: {known['why']}."
             if known["use"]:
-                fixes.insert(0, Fix(kind="host", action=f"use {known['use']} instead of {name}"))
+                fixes = [Fix(kind="host", action=f"use {known['use']} in place of {name}")]
         elif near:
             cause += f" Did you mean {near[0]}?"
         if known is None and near and difflib.SequenceMatcher(None, name, near[0]).ratio() >= SURE:
