@@ -189,7 +189,7 @@ def make_plan(
     fixes: frozenset[Fix] = frozenset()
     if live:
         fixes = shorten(bench, choose(bench))
-        findings = [*_mark(bench, fixes), *_needless_eager(bench, fixes)]
+        findings = [*mark(bench, fixes), *_needless_eager(bench, fixes)]
     if target.model is None:
         return sort(findings), Plan()
     command = build(target, bench.items(sorted(fixes, key=lambda f: f.action)), facts)
@@ -253,22 +253,33 @@ def shorten(bench: Bench, fixes: frozenset[Fix]) -> frozenset[Fix]:
     return fixes
 
 
-def _mark(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
-    """The base findings, a fix of the plan marked verified where the finding is gone with it and nothing new has come."""
+def mark(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
+    """The base findings and those that stood behind them, a fix of the plan marked verified where a finding is gone with it and
+    nothing new has come.
+    """
     if not fixes:
         return bench.base
     after = bench.trial(fixes)
+    left = {key(f) for f in after.findings}
     new = after.failures() - {key(f) for f in bench.base}
-    gone = {key(f) for f in bench.base} - {key(f) for f in after.findings}
     actions = {(f.kind, f.action) for f in fixes}
     marked = []
-    for finding in bench.base:
-        if key(finding) in gone and not new:
+    for finding in [*bench.base, *_behind(bench, fixes)]:
+        if key(finding) not in left and not new:
             done = [f.model_copy(update={"verified": (f.kind, f.action) in actions}) for f in finding.fixes]
             finding = finding.model_copy(update={"fixes": done})
         marked.append(finding)
     # What stops serving only once the first fault is out of the way belongs in the report too.
     return marked + [f for f in after.findings if stops(f) and key(f) in new]
+
+
+def _behind(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
+    """Faults that show only once others are out of the way and that the plan removes: seen with one item left out."""
+    without = (f for fix in sorted(fixes, key=lambda f: f.action) for f in bench.trial(fixes - {fix}).findings if stops(f))
+    seen = {key(f) for f in bench.base} | bench.trial(fixes).failures()
+    actions = {(f.kind, f.action) for f in fixes}
+    answered = (f for f in without if key(f) not in seen and any((x.kind, x.action) in actions for x in f.fixes))
+    return list({key(f): f for f in answered}.values())
 
 
 def _needless_eager(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:

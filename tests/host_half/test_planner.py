@@ -8,7 +8,7 @@ import pytest
 
 from xpufp8.command import Items, assignments, vllm_args
 from xpufp8.doctor import Request
-from xpufp8.planner import Bench, Trial, because, choose, key, rank, seen_by, shorten
+from xpufp8.planner import Bench, Trial, because, choose, key, mark, rank, seen_by, shorten
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.target import Target
 
@@ -105,6 +105,20 @@ def test_a_fault_behind_a_fault_is_met_and_fixed() -> None:
     assert shorten(b, choose(b)) == {KERNEL, FAKE}
 
 
+def test_the_report_holds_the_fault_behind_the_fault_with_what_removes_it() -> None:
+    def world(have: set[str]) -> list[Finding]:
+        if "kernel:fp8_block" not in have:
+            return [KRN]
+        return [] if "fake:ns::op" in have else [OPS]
+
+    b = bench([KRN], world)
+    marked = mark(b, frozenset({FAKE, KERNEL}))
+    assert [(f.code, [(x.action, x.verified) for x in f.fixes]) for f in marked] == [
+        ("KRN001", [("kernel:fp8_block", True)]),
+        ("OPS001", [("--enforce-eager", False), ("fake:ns::op", True)]),
+    ]
+
+
 def test_a_fix_that_another_makes_needless_is_dropped() -> None:
     both = finding("OPS001", FAKE)
     b = bench([both, KRN], cured_by([(both, {"fake:ns::op", "kernel:fp8_block"}), (KRN, {"kernel:fp8_block"})]))
@@ -147,6 +161,10 @@ def test_a_set_is_probed_once() -> None:
         (["M", "--x", "1", "-tp", "2"], ["without --x 1"], ["M", "-tp", "2"]),
         (["M", "--disable-log-requests", "-tp", "2"], ["without --disable-log-requests"], ["M", "-tp", "2"]),
         (["M", "--enforce_eager"], ["without --enforce-eager"], ["M"]),
+        (["--sparkle", "M"], ["without --sparkle"], ["M"]),
+        (["M", "--kv-cache-dtype", "fp8", "-tp", "2"], ["without --kv-cache-dtype fp8"], ["M", "-tp", "2"]),
+        (["M", "--kv_cache_dtype=fp8"], ["without --kv_cache_dtype=fp8"], ["M"]),
+        (["M", "--kv_cache_dtype=fp8"], ["without --kv-cache-dtype"], ["M"]),
         (["M", "--dtype", "auto"], ["--dtype float16"], ["M", "--dtype", "auto", "--dtype", "float16"]),
     ],
 )

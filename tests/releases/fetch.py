@@ -14,7 +14,7 @@ from pathlib import Path
 
 VERSIONS = ("0.10.2", "0.14.1", "0.21.0", "0.33.0")
 GGUF = "gguf"
-"""vLLM 0.21.0 imports it; unpacked beside the releases so that nothing is installed."""
+"""vLLM 0.14.1 and 0.21.0 import it; unpacked beside the releases so that nothing is installed."""
 PLATFORMS = (
     "manylinux_2_31_x86_64",
     "manylinux_2_28_x86_64",

@@ -156,3 +156,20 @@ def test_a_build_without_the_quantization_op_is_offered_the_repair() -> None:
     assert [fix.action for fix in _repairs("MDL002", stage)] == ["quant:fp8"]
     other = StageFact("process", "failed", error=ErrorFact("builtins.AssertionError", "N must be a multiple of 16"))
     assert _repairs("MDL002", other) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "typed", "fix"),
+    [
+        ("FlashAttention does not support fp8 kv-cache on this device.", ["--kv-cache-dtype", "fp8"], "without --kv-cache-dtype fp8"),
+        ("FlexAttention does not support quantized kv-cache. Yet", ["--kv_cache_dtype=fp8"], "without --kv_cache_dtype=fp8"),
+        ("X is not valid. Reason: ['kv_cache_dtype not supported']", ["--kv-cache-dtype=fp8"], "without --kv-cache-dtype=fp8"),
+        ("FlashAttention does not support fp8 kv-cache on this device.", [], None),
+        ("No valid backend for AttentionSelectorConfig(kv_cache_dtype=fp8): head_size not supported", ["--kv-cache-dtype", "fp8"], None),
+    ],
+)  # fmt: skip
+def test_a_refused_cache_dtype_can_be_left_out(message: str, typed: list[str], fix: str | None) -> None:
+    stage = StageFact("construct", "failed", error=ErrorFact("builtins.NotImplementedError", message))
+    case = Case("sim:arc-pro-b60", tuple(typed), facts={"model_trace": replace(CLEAN, stages=[stage])})
+    (found,) = mdl.cannot_construct.check(mdl.cannot_construct, case)
+    assert [f.action for f in found.fixes] == ([fix] if fix else [])

@@ -12,6 +12,7 @@ from probes.model_facts import ModelTraceFacts, StageFact, StandInFact
 from xpufp8 import options
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.rules.base import Case, Rule, rule
+from xpufp8.rules.cfg import WITHOUT
 from xpufp8.runtime.catalogue import known_repairs
 
 PROBE = "model_trace"
@@ -133,9 +134,10 @@ def cannot_construct(self: Rule, case: Case) -> Iterator[Finding]:
 def _cache_fixes(case: Case, stage: StageFact) -> list[Fix]:
     """The way out where the attention backend refuses the dtype of the KV cache that was typed."""
     said = f"{stage.reason} {stage.error.message if stage.error else ''}"
-    if options.find(case.vllm_args, "--kv-cache-dtype") is None or not CACHE_REFUSED.search(said):
+    typed = options.find(case.vllm_args, "--kv-cache-dtype")
+    if typed is None or not CACHE_REFUSED.search(said):
         return []
-    return [Fix(kind="flag", action="without --kv-cache-dtype", cost="the cache takes the memory of a 16-bit one")]
+    return [Fix(kind="flag", action=WITHOUT + typed.text, cost="the cache takes the memory of a 16-bit one")]
 
 
 def _row_finding(self: Rule, facts: ModelTraceFacts, fact: StandInFact) -> Finding:
