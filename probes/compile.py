@@ -21,7 +21,7 @@ from probes.device_attention import attention
 from probes.device_facts import CompileFacts, CompileSubjectFact
 from probes.device_layers import Bench, bench, default_dtype, schemes, unknown_run
 from probes.device_operands import activations, make
-from probes.device_shapes import ALONE
+from probes.device_shapes import ALONE, block_size
 from probes.protocol import Context
 from probes.triton_lowering import lower
 
@@ -176,7 +176,7 @@ def _parts(made: Bench, dtype: str) -> list[tuple[str, Any, str | None]]:
     if made.tables is not None:
         found += _vllm_parts(made, dtype, k)
     for scheme in schemes(made.context):
-        for built in made.build(make(scheme, n, k), dtype):
+        for built in made.build(make(scheme, n, k, block=block_size(made.context)), dtype):
             if built.module is not None:
                 found.append((f"linear {scheme.name}", built.module, built.kernel))
                 break

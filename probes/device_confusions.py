@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from probes.device_facts import ConfusionFact
-from probes.device_operands import GROUP, STEP, Operands, spread
+from probes.device_operands import BLOCK, STEP, Operands, spread
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def _values(operands: Operands, rows: torch.Tensor, dtype: Any = None) -> torch.
 
 
 def _scale(operands: Operands, scale: torch.Tensor | None = None) -> torch.Tensor:
-    return spread(operands.layout, (operands.scale if scale is None else scale).double(), operands.n, operands.k)
+    return spread(operands.layout, (operands.scale if scale is None else scale).double(), operands.n, operands.k, operands.block)
 
 
 def _readings(
@@ -98,13 +98,14 @@ def _readings(
     if operands.n == operands.k:
         turned = operands.weight.to(torch.float64).t()[picked]
         yield "layout", "the weight transposed", x @ (turned * scale).t()
-    if operands.k > GROUP:
-        end = operands.k - (operands.k % GROUP or GROUP)
+    group = operands.group
+    if operands.k > group:
+        end = operands.k - (operands.k % group or group)
         yield "layout", "the last group of K left out", x[:, :end] @ (values * scale.expand(len(picked), operands.k))[:, :end].t()
         yield (
             "layout",
             "only the first group of K multiplied",
-            x[:, :GROUP] @ (values * scale.expand(len(picked), operands.k))[:, :GROUP].t(),
+            x[:, :group] @ (values * scale.expand(len(picked), operands.k))[:, :group].t(),
         )
     shifted = (picked + 1) % operands.n
     yield (
@@ -135,7 +136,10 @@ def _scales(operands: Operands) -> Iterator[tuple[str, torch.Tensor]]:
         if n >= operands.k:
             yield "channel scales applied along K", scale[: operands.k].reshape(1, -1)
     elif operands.layout == "block":
-        yield from ((name, spread("block", other, operands.n, operands.k)) for name, other in _blocks(scale))
+        if operands.block != BLOCK and scale.shape[0] * BLOCK[0] >= operands.n and scale.shape[1] * BLOCK[1] >= operands.k:
+            name = f"blocks of {operands.block[0]}x{operands.block[1]} taken for blocks of {BLOCK[0]}x{BLOCK[1]}"
+            yield name, spread("block", scale, operands.n, operands.k)
+        yield from ((name, spread("block", other, operands.n, operands.k, operands.block)) for name, other in _blocks(scale))
 
 
 def _blocks(scale: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -217,6 +217,9 @@ def _choose(module: Any, table: TableFact, operands: Operands, dtype: str) -> tu
 
     pool = layer_arguments(operands.scheme, dtype, (operands.n, operands.k))
     pool["weight_quant_key"] = replace(pool["weight_quant_key"], dtype=operands.weight.dtype)
+    if operands.layout == "block":
+        for key, shape in (("weight_quant_key", operands.block), ("activation_quant_key", (1, operands.block[1]))):
+            pool[key] = _grouped(pool[key], shape)
     name = next((n for n in CONFIGS.get(table.kind, ()) if hasattr(module, n)), None)
     if name is None:
         raise UnknownSignatureError(f"{module.__name__} of this vLLM has no config class for {table.kind}")
@@ -225,6 +228,13 @@ def _choose(module: Any, table: TableFact, operands: Operands, dtype: str) -> tu
     row = table_row(getattr(module, table.name))
     chosen = choose_kernel(module, operands.scheme, table, dtype, (operands.n, operands.k), row, config)
     return chosen if isinstance(chosen, type) else type(chosen), config
+
+
+def _grouped(key: Any, shape: tuple[int, int]) -> Any:
+    """The quantization key with another group, as vLLM's FP8 method makes it of a checkpoint's ``weight_block_size``."""
+    from dataclasses import replace
+
+    return replace(key, scale=replace(key.scale, group_shape=type(key.scale.group_shape)(*shape)))
 
 
 def _construct(module: Any, cls: type, config: Any) -> Any:
@@ -249,7 +259,7 @@ def _layer(operands: Operands, device: Any, dtype: Any, block: bool) -> Any:
     layer.input_size_per_partition, layer.output_size_per_partition = operands.k, operands.n
     layer.input_size, layer.output_size = operands.k, operands.n
     layer.orig_dtype = layer.params_dtype = dtype
-    layer.weight_block_size = [128, 128] if block else None
+    layer.weight_block_size = list(operands.block) if block else None
     layer.bias = None
     if block:
         layer.weight = parameter(operands.weight)
@@ -272,7 +282,7 @@ def _by_candidates(made: Bench, operands: Operands, dtype: str, layer: str) -> l
     from xpufp8.runtime.candidates import candidates
     from xpufp8.runtime.problem import Problem
 
-    scheme, block = operands.scheme, (128, 128) if operands.layout == "block" else None
+    scheme, block = operands.scheme, operands.block if operands.layout == "block" else None
     kind = getattr(torch, dtype)
     problem = Problem(scheme.weight, scheme.activation, operands.n, operands.k, kind, operands.weight.dtype, block)
     found = []

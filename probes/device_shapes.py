@@ -59,6 +59,29 @@ def read_sizes(folder: str | None) -> Sizes | None:
     return Sizes(hidden, inner, heads, size("num_key_value_heads") or heads, size("head_dim") or hidden // heads, layers)
 
 
+def block_size(context: Context) -> tuple[int, int]:
+    """Rows and columns of a weight block: ``options["block"]``, else what the checkpoint's config.json says, else 128 x 128."""
+    found = context.options.get("block") or (_config_block(context.model) if context.model is not None else None)
+    rows, columns = found or (TILE, TILE)
+    return int(rows), int(columns)
+
+
+def _config_block(folder: str) -> list[int] | None:
+    try:
+        data = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        text = _text_config(folder)
+    except (OSError, ValueError):
+        return None
+    quantization = data.get("quantization_config") or text.get("quantization_config") or {}
+    groups = quantization.get("config_groups") if isinstance(quantization, dict) else None
+    weights = [g.get("weights") or {} for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    sizes = [
+        quantization.get("weight_block_size") if isinstance(quantization, dict) else None,
+        *(w.get("block_structure") for w in weights),
+    ]
+    return next((s for s in sizes if isinstance(s, list) and len(s) == 2 and all(isinstance(v, int) and v > 0 for v in s)), None)
+
+
 def layer_shapes(context: Context) -> list[LayerShapeFact]:
     """The linear layers of one rank as vLLM merges them; one stand-in layer where the model is not known.
 

@@ -20,7 +20,7 @@ from probes.device_facts import (
 )
 from probes.device_layers import Bench, Built, bench, schemes, synchronize, unknown_run
 from probes.device_operands import activations, make
-from probes.device_shapes import ALONE, read_sizes
+from probes.device_shapes import ALONE, block_size, read_sizes
 from probes.protocol import Context, describe_error
 from probes.vllm_arguments import text
 
@@ -43,7 +43,7 @@ def observe(context: Context) -> DtypeAgreementFacts:
         n, k = ALONE
         for scheme in schemes(context):
             for e5m2 in (False, True) if made.tables is not None else (False,):
-                operands = make(scheme, n, k, e5m2=e5m2)
+                operands = make(scheme, n, k, e5m2=e5m2, block=block_size(context))
                 for name in _asked(made, dtype):
                     for built in made.build(operands, name):
                         selected.append(built.selected)
@@ -65,7 +65,7 @@ def _call(made: Bench, built: Built, dtype: str) -> KernelDtypeFact:
     import torch
 
     operands = built.operands
-    x = activations(ROWS, operands.k, getattr(torch, dtype)).to(made.device)
+    x = activations(ROWS, operands.k, getattr(torch, dtype), group=operands.group).to(made.device)
     heard = Listener()
     base = (operands.scheme.name, built.kernel, dtype, built.selected.weight_dtype, operands.layout)
     shape = [ROWS, operands.n, operands.k]

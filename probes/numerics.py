@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from probes.device_confusions import explain
 from probes.device_facts import LayerShapeFact, NumericsCaseFact, NumericsFacts, SelectedFact
 from probes.device_layers import Bench, Built, bench, schemes, synchronize, unknown_run
-from probes.device_operands import GROUP, Operands, activations, bias, make, reference
-from probes.device_shapes import distinct, layer_shapes
+from probes.device_operands import Operands, activations, bias, make, reference
+from probes.device_shapes import block_size, distinct, layer_shapes
 from probes.protocol import Context, describe_error
 from probes.schemes import Scheme
 
@@ -60,7 +60,7 @@ def _layer(made: Bench, scheme: Scheme, layer: LayerShapeFact, dtype: str) -> tu
     cases: list[NumericsCaseFact] = []
     selected: list[SelectedFact] = []
     for edges in (False, True):
-        operands = make(scheme, layer.run_n, layer.run_k, edges=edges)
+        operands = make(scheme, layer.run_n, layer.run_k, edges=edges, block=block_size(made.context))
         for built in made.build(operands, dtype, layer.name):
             if not edges:
                 selected.append(built.selected)
@@ -80,7 +80,7 @@ def check(made: Bench, built: Built, dtype: str, rows: int, kind: str) -> Numeri
 
     operands = built.operands
     kind_of = getattr(torch, dtype)
-    x = activations(rows, operands.k, kind_of, edges=operands.edges)
+    x = activations(rows, operands.k, kind_of, edges=operands.edges, group=operands.group)
     added = bias(operands.n, kind_of) if kind == "bias" else None
     base: Base = (operands.scheme.name, built.kernel, built.selected.layer, dtype, [rows, operands.n, operands.k], kind)
     limit = LIMITS[dtype]
@@ -135,7 +135,7 @@ def _places(operands: Operands, broken: torch.Tensor) -> list[str]:
     rows, columns = broken.any(dim=1).nonzero().flatten().tolist(), broken.any(dim=0).nonzero().flatten().tolist()
     said = []
     if operands.edges:
-        zero = set(range(min(GROUP, operands.n))) | {operands.n - 1}
+        zero = set(range(min(operands.block[0], operands.n))) | {operands.n - 1}
         if set(columns) <= zero:
             said.append("columns whose weights hold a block or a channel of zeros")
         if set(rows) <= {3, 5}:

@@ -16,7 +16,7 @@ from typing import Any
 from probes.device_facts import LayerShapeFact, SelectedFact, SpeedFacts, TimingFact
 from probes.device_layers import Bench, Built, bench, schemes, synchronize, unknown_run
 from probes.device_operands import activations, make
-from probes.device_shapes import ALONE, distinct, layer_shapes
+from probes.device_shapes import ALONE, block_size, distinct, layer_shapes
 from probes.protocol import Context
 from probes.vllm_arguments import given
 
@@ -43,7 +43,7 @@ def observe(context: Context) -> SpeedFacts:
         copy, flops = bandwidth(made), matmul_rate(made, dtype)
         for scheme in schemes(context):
             for layer in distinct(layers):
-                for built in made.build(make(scheme, layer.run_n, layer.run_k), dtype, layer.name):
+                for built in made.build(make(scheme, layer.run_n, layer.run_k, block=block_size(context)), dtype, layer.name):
                     selected.append(built.selected)
                     if built.call is not None:
                         timings += time_layer(made, built, dtype, notes)

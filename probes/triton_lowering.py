@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.device_facts import LoweredKernelFact
-from probes.device_shapes import layer_shapes
+from probes.device_shapes import block_size, layer_shapes
 from probes.facts import KernelTableFacts, SelectionFact
 from probes.protocol import Context
 from probes.schemes import BY_NAME
@@ -67,7 +67,7 @@ def _layers(context: Context, dtype: str, table: KernelTableFacts) -> tuple[list
         shapes = _expert_shapes(context) if moe else [[s.n, s.k] for s in layer_shapes(context)]
         found[one.scheme, one.table] = {
             "scheme": one.scheme, "kernel": one.kernel, "triton": triton, "dtype": dtype, "scale": scheme.weight, "moe": moe,
-            "shapes": shapes,
+            "shapes": shapes, "block": list(block_size(context)),
         }  # fmt: skip
     return list(found.values()), notes
 

@@ -28,7 +28,7 @@ def jobs(request: dict[str, Any]) -> Iterator[tuple[str, Job]]:
     for layer in request["layers"]:
         shapes = [(int(n), int(k)) for n, k in layer["shapes"]]
         if layer["triton"] == OURS:
-            found = layer_jobs(layer["dtype"], layer["scale"], (128, 128), shapes, moe=bool(layer["moe"]))
+            found = layer_jobs(layer["dtype"], layer["scale"], tuple(layer["block"]), shapes, moe=bool(layer["moe"]))
         else:
             even = all(n % 16 == 0 and k % 16 == 0 for n, k in shapes)
             found = vllm_jobs(request["release"], Path(request["vllm"]), only=layer["triton"], dtype=layer["dtype"], even=even)

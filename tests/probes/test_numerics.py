@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ EXPECTED = {
 """(fault, scheme) to the code and a part of the cause. A kernel that returns float16 computes the right numbers: DTY001's matter."""
 
 
+DISABLED = "CPUFp8W8A8BlockScaledMMKernel,CPUFp8BlockScaledMMKernel"
+"""What vLLM has for processors with AMX."""
+BLOCKS = ([64, 128], [128, 64], [32, 32])
+
+
 def test_simulated_device_is_unknown_without_torch() -> None:
     facts = observe(Context(device="sim:arc-pro-b60"))
     assert (facts.run.mode, facts.cases, facts.run.unknown) == ("simulated", [], ["numerics"])
@@ -46,8 +52,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], N
         ("numerics", fault, {"device": "cpu", "options": {"dtype": "bfloat16", "schemes": [scheme]}})
         for fault, scheme in EXPECTED
     ]
+    asked += [
+        ("numerics", "none", {"device": "cpu", "options": {"dtype": "bfloat16", "schemes": ["fp8-block"], "block": block}})
+        for block in BLOCKS
+    ]
     found = ask(folder, asked, path=plugin(folder))
-    return {(fault, context["options"]["schemes"][0]): facts for _, fault, context, facts in found}
+    return {
+        (fault, str(context["options"].get("block", context["options"]["schemes"][0]))): facts
+        for _, fault, context, facts in found
+    }
 
 
 @pytest.mark.sim
@@ -68,12 +81,49 @@ def test_each_fault_is_named_and_the_right_kernel_is_not(answers: dict[Any, Nume
 
 
 @pytest.mark.sim
-def test_vllms_own_kernels_and_the_repairs_are_judged_truthfully(tmp_path: Path) -> None:
-    (answer,) = ask(
-        tmp_path, [("numerics", "none", {"device": "cpu", "options": {"limit": 2**16}})],
-        XPUFP8_APPLY="kernel:fp8_block,kernel:wfp8a16", VLLM_DISABLED_KERNELS="CPUFp8W8A8BlockScaledMMKernel,CPUFp8BlockScaledMMKernel",
-    )  # fmt: skip
-    facts: NumericsFacts = answer[3]
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_kernel_that_knows_one_block_size_is_named_where_the_checkpoint_has_another(
+    answers: dict[Any, NumericsFacts], block: list[int]
+) -> None:
+    """The same kernel that is right for 128x128 (``none`` above)."""
+    (finding,) = judge("numerics", answers["none", str(block)], "fp8-block")
+    assert finding.code == "NUM002"
+    assert f"blocks of {block[0]}x{block[1]} taken for blocks of 128x128" in finding.cause
+
+
+REPAIRED_BLOCKS = ([64, 128], [128, 64], [1, 128])
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NumericsFacts]:
+    """Every scheme, and models with other block sizes, with the repairs applied: one child."""
+    folder = tmp_path_factory.mktemp("repaired")
+    asked: list[tuple[str, str, dict[str, Any]]] = [("numerics", "none", {"device": "cpu", "options": {"limit": 2**16}})]
+    for block in REPAIRED_BLOCKS:
+        model = folder / "x".join(map(str, block))
+        model.mkdir()
+        sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 384}
+        (model / "config.json").write_text(json.dumps({**sizes, "quantization_config": {"weight_block_size": block}}))
+        options = {"dtype": "bfloat16", "schemes": ["fp8-block"]}
+        asked.append(("numerics", "none", {"device": "cpu", "model": str(model), "options": options}))
+    found = ask(folder, asked, XPUFP8_APPLY="kernel:fp8_block,kernel:wfp8a16", VLLM_DISABLED_KERNELS=DISABLED)
+    return dict(zip(("every scheme", *map(str, REPAIRED_BLOCKS)), (one[3] for one in found), strict=True))
+
+
+@pytest.mark.sim
+def test_other_block_sizes_are_run_as_the_checkpoint_has_them(repaired: dict[str, NumericsFacts]) -> None:
+    """The repair's kernel takes blocks of any size of two dimensions, and says what it does not take."""
+    facts = repaired
+    for block in ("[64, 128]", "[128, 64]"):
+        assert {(c.kernel, c.observation) for c in facts[block].cases} == {("Xpufp8BlockLinearKernel", "pass")}
+    refused = facts["[1, 128]"]
+    assert refused.cases == []
+    assert all("GroupShape(row=1, col=128)" in one.reasons[-1] for one in refused.selected)
+
+
+@pytest.mark.sim
+def test_vllms_own_kernels_and_the_repairs_are_judged_truthfully(repaired: dict[str, NumericsFacts]) -> None:
+    facts = repaired["every scheme"]
     by_scheme = {case.scheme: {c.observation for c in facts.cases if c.scheme == case.scheme} for case in facts.cases}
     # vLLM 0.32 selects a kernel for channel scales with a static activation scale that cannot take that scale's shape.
     assert by_scheme.pop("fp8-channel-static") == {"fail"}
