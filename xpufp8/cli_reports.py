@@ -56,7 +56,7 @@ def _explain(log: str) -> Any:
     from xpufp8.explain import explain_stream
 
     if log == "-":
-        if sys.stdin.isatty():
+        if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("explain reads a log: give a file, or pipe one in (docker logs vllm 2>&1 | xpufp8 explain -).")
         return explain_stream(sys.stdin.buffer, name="stdin")
     try:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from probes.redact import redact
 from xpufp8.errors import UsageError
@@ -34,6 +34,17 @@ LARGEST = 1024 * 1024
 """Bytes of a policy file."""
 
 
+def _no_number(value: object) -> object:
+    """A number would be taken for seconds since 1970, and 0 for a date that has passed.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(value, (int, float)):
+        raise ValueError("give a date, such as 2030-12-31")  # noqa: TRY004 - pydantic takes ValueError for a refusal
+    return value
+
+
 class Ignore(BaseModel):
     """One expected finding. What is given of ``code``, ``op`` and ``model`` must all fit; ``*`` and ``?`` are wildcards."""
 
@@ -44,8 +55,8 @@ class Ignore(BaseModel):
     """Fits the finding's subject or a word of it, and the place of an observation."""
     model: str | None = None
     """Fits MODEL as typed, or its last part."""
-    reason: str = Field(min_length=1)
-    until: date
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    until: Annotated[date, BeforeValidator(_no_number)]
     """Last day on which it holds."""
 
     def fits(self, finding: Finding, model: str | None) -> bool:
@@ -90,14 +101,15 @@ def _fits(pattern: str | None, values: Iterable[str]) -> bool:
 def find(folder: Path) -> Path | None:
     """The policy file of a folder: xpufp8.toml, or a pyproject.toml that has the table; None where there is neither."""
     own = folder / NAME
-    if own.is_file():
+    if own.exists() or own.is_symlink():  # a folder or a dangling link of this name is said to be none, not passed over
         return own
     project = folder / "pyproject.toml"
     try:
         # A broken pyproject.toml that nobody pointed at is not this tool's to complain about.
-        return project if "xpufp8" in tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}) else None
-    except (OSError, ValueError):
+        tool = tomllib.loads(project.read_text(encoding="utf-8")).get("tool")
+    except (OSError, ValueError, RecursionError):
         return None
+    return project if isinstance(tool, dict) and "xpufp8" in tool else None
 
 
 def load(path: Path) -> Loaded:
@@ -115,7 +127,12 @@ def load(path: Path) -> Loaded:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--policy {path}: not TOML ({error})") from error
     if path.name == "pyproject.toml":
-        data = data.get("tool", {}).get("xpufp8", {})
+        tool = data.get("tool")
+        data = tool.get("xpufp8", {}) if isinstance(tool, dict) else {}
+    if not isinstance(data, dict):
+        raise UsageError(f"--policy {path}: tool.xpufp8 is no table. Write [tool.xpufp8] above its keys.")
+    if isinstance(data.get("ignore"), dict):
+        raise UsageError(f"--policy {path}: ignore is one table. Write [[ignore]], with two brackets, above each entry.")
     try:
         policy = Policy.model_validate(data)
     except ValidationError as error:

@@ -57,6 +57,31 @@ def test_importlib_finds_the_plugins_through_the_path() -> None:
     assert run_in_target(code, stage()).strip() == "['xpufp8', 'xpufp8_sim', 'xpufp8_sim_general']"
 
 
+@pytest.mark.parametrize("harm", ["emptied", "cut", "removed", "replaced by a folder"])
+def test_a_torn_folder_is_made_again(harm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XPUFP8_CACHE_DIR", str(tmp_path / "cache"))
+    whole = {p.relative_to(stage()): p.read_bytes() for p in stage().rglob("*.py")}
+    victim = stage() / "probes" / "facts.py"
+    if harm == "emptied":
+        victim.write_bytes(b"")
+    elif harm == "cut":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    else:
+        victim.unlink()
+        if harm == "replaced by a folder":
+            victim.mkdir()
+    assert {p.relative_to(stage()): p.read_bytes() for p in stage().rglob("*.py")} == whole
+    assert run_in_target("import probes.facts; print(1)", stage()).strip() == "1"
+    assert [p.name for p in stage().parent.iterdir()] == [stage().name]
+
+
+def test_a_relative_cache_folder_is_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XPUFP8_CACHE_DIR", "cache")
+    assert stage().is_absolute()
+    assert stage().is_relative_to(tmp_path)
+
+
 def test_missing_metadata_is_supplied() -> None:
     folder = stage_metadata("vllm", "0.32.0+cpu")
     assert run_in_target("import importlib.metadata as m; print(m.version('vllm'))", folder).strip() == "0.32.0+cpu"

@@ -55,6 +55,9 @@ def code(report: Report) -> int:
         (f'[[ignore]]\ncode = "KRN001"\n{GOOD}\n[[ignore]]\ncode = "XYZ*"\n{GOOD}', "ignore 2: no rule is called 'XYZ*'."),
         ("ignore = 3", "ignore: Input should be a valid tuple"),
         ("= broken", "not TOML"),
+        (f'[ignore]\ncode = "KRN001"\n{GOOD}', "Write [[ignore]], with two brackets"),
+        ("[[ignore]]\ncode = \"KRN001\"\nreason = \"  \"\nuntil = 2030-01-01\n", "ignore 1 reason"),
+        ('[[ignore]]\ncode = "KRN001"\nreason = "x"\nuntil = 0\n', "give a date, such as 2030-12-31"),
         ("\x00", "not TOML"),
     ],
 )  # fmt: skip
@@ -215,3 +218,28 @@ def test_a_saved_judgement_is_kept_where_no_policy_is(
     assert status == 0
     assert Report.model_validate_json(out) == judged
     assert run(capsys, monkeypatch, "render", "r.json", "--fail-on", "error")[0] == 1, "typed: judged anew, without the policy"
+
+
+@pytest.mark.parametrize(
+    "text", ["tool = 1", 'tool = "xpufp8"', "[tool.other]\nx = 1", "= broken", "a = " + "[" * 3000 + "]" * 3000]
+)
+def test_a_pyproject_of_somebody_else_is_passed_over(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, text, "pyproject.toml")
+    written(tmp_path, renderer(Format.JSON)(CASES["servable-warning"]), "r.json")
+    assert run(capsys, monkeypatch, "render", "r.json")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+def test_a_policy_that_cannot_be_read_is_not_passed_over(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, renderer(Format.JSON)(CASES["servable-warning"]), "r.json")
+    place = tmp_path / "xpufp8.toml"
+    place.mkdir() if kind == "folder" else place.symlink_to("nowhere")
+    code, _, said = run(capsys, monkeypatch, "render", "r.json")
+    assert code == 2
+    assert "cannot be read" in said
