@@ -56,7 +56,7 @@ def code(report: Report) -> int:
         ("ignore = 3", "ignore: Input should be a valid tuple"),
         ("= broken", "not TOML"),
         (f'[ignore]\ncode = "KRN001"\n{GOOD}', "Write [[ignore]], with two brackets"),
-        ("[[ignore]]\ncode = \"KRN001\"\nreason = \"  \"\nuntil = 2030-01-01\n", "ignore 1 reason"),
+        ('[[ignore]]\ncode = "KRN001"\nreason = "  "\nuntil = 2030-01-01\n', "ignore 1 reason"),
         ('[[ignore]]\ncode = "KRN001"\nreason = "x"\nuntil = 0\n', "give a date, such as 2030-12-31"),
         ("\x00", "not TOML"),
     ],
