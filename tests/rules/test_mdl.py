@@ -156,6 +156,8 @@ def test_a_build_without_the_quantization_op_is_offered_the_repair() -> None:
     assert [fix.action for fix in _repairs("MDL002", stage)] == ["quant:fp8"]
     other = StageFact("process", "failed", error=ErrorFact("builtins.AssertionError", "N must be a multiple of 16"))
     assert _repairs("MDL002", other) == []
+    experts = StageFact("process", "failed", error=ErrorFact("builtins.ValueError", "Unsupported FP8 MoE backend: NONE"))
+    assert [fix.action for fix in _repairs("MDL002", experts)] == ["moe:fp8"]
 
 
 @pytest.mark.parametrize(

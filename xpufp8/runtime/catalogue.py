@@ -84,8 +84,9 @@ _REPAIRS: tuple[Repair, ...] = (
         name="moe:fp8",
         pattern=r"moe:fp8",
         title="Add FP8 expert layers where vLLM's oracle names no backend",
-        codes=("KRN003",),
-        subject=r"moe(?:_fp8)?|fp8",
+        codes=("KRN003", "MDL002"),
+        # Where the oracle names no backend, vLLM goes on until it converts the weights for it.
+        subject=r".*Unsupported FP8 MoE backend: NONE.*|moe(?:_fp8)?|fp8",
         cost="without a native or Triton kernel experts run one after another: slow, and not inside a captured graph",
     ),
     Repair(
