@@ -1,8 +1,7 @@
-"""The FP8 experts: every way against float64, the choice among them, and vLLM's own oracle before and after the repair."""
+"""The FP8 experts: every way against float64, and vLLM's own oracle before and after the repair."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,98 +16,38 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.sim
 torch = pytest.importorskip("torch")
 
-from reference_cases import schema_of  # noqa: E402
-from reference_gemms import CASES as GEMMS  # noqa: E402
-from reference_gemms import grouped_gemm  # noqa: E402
+from expert_layers import (  # noqa: E402
+    ACTIVATIONS,
+    BLOCK,
+    EXPERTS,
+    FP8,
+    HIDDEN,
+    PLAIN,
+    TOP_K,
+    afresh,
+    error_of,
+    forward,
+    layer,
+    native_kernel,
+    reference,
+    whole,
+)  # fmt: skip
 
-from xpufp8.runtime import choice, expert_choice, experts, memory, moe  # noqa: E402
+from xpufp8.runtime import choice, expert_choice, experts, moe  # noqa: E402
 from xpufp8.runtime.catalogue import RepairError  # noqa: E402
 from xpufp8.runtime.experts import ExpertCall  # noqa: E402
 
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-EXPERTS, HIDDEN, INTER, TOP_K = 5, 96, 64, 2
-BLOCK = (64, 32)
-PLAIN = [experts.AT_LOAD, experts.PER_CALL]
-
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(choice.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "_memo", {})
-    monkeypatch.delenv(choice.FORCE_VARIABLE, raising=False)
-    memory.reset()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Layers this small only wait for the other threads, and long where others use the processors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def layer(layout: str, weight_dtype: Any, *, count: int = EXPERTS, hidden: int = HIDDEN, inner: int = INTER,
-          block: tuple[int, int] = BLOCK, seed: int = 3) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Weights and scales of an expert layer, each scale different; and both dequantized in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    weights, scales, wide = [], [], []
-    for n, k in ((2 * inner, hidden), (hidden, inner)):
-        weight = torch.randn(count, n, k, generator=generator).to(weight_dtype)
-        shape = {"tensor": (count,), "channel": (count, n, 1), "block": (count, -(-n // block[0]), -(-k // block[1]))}[layout]
-        scale = torch.exp2(torch.rand(shape, generator=generator) * 2 - 4)
-        if layout == "block":
-            full = scale.repeat_interleave(block[0], 1)[:, :n].repeat_interleave(block[1], 2)[:, :, :k]
-        else:
-            full = scale.reshape(count, -1, 1)
-        weights.append(weight)
-        scales.append(scale)
-        wide.append(weight.double() * full.double())
-    return tuple(weights), tuple(scales), wide[0], wide[1]
-
-
-def reference(x: Any, w13: Any, w2: Any, topk_weights: Any, ids: Any, act: Any, biases: Any = (None, None)) -> Any:
-    """Token by token, slot by slot."""
-    b13, b2 = (torch.zeros(w.shape[:2]) if bias is None else bias for w, bias in zip((w13, w2), biases, strict=True))
-    out = torch.zeros(x.shape, dtype=torch.float64)
-    for token in range(x.shape[0]):
-        for slot in range(ids.shape[1]):
-            expert = int(ids[token, slot])
-            if expert < 0:
-                continue
-            gate, up = (w13[expert] @ x[token].double() + b13[expert].double()).chunk(2)
-            out[token] += topk_weights[token, slot].double() * (w2[expert] @ (act(gate) * up) + b2[expert].double())
-    return out
-
-
-ACTIVATIONS = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-}
-
-
-def forward(candidate: Any, x: Any, call: ExpertCall) -> Any:
-    """Bring a layer into a candidate's form and compute."""
-    prepared = candidate.prepare(experts.problem_of(call, x.dtype, call.routing[1].shape[1]), call.weights, call.scales)
-    assert [w.shape for w in prepared.weights] == [w.shape for w in call.weights]
-    assert [s.shape for s in prepared.scales] == [s.shape for s in call.scales]
-    return prepared.forward(x, replace(call, weights=prepared.weights, scales=prepared.scales))
-
-
-def error_of(got: Any, wanted: Any) -> float:
-    return float((got.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    with afresh(monkeypatch, tmp_path):
+        yield
 
 
 @pytest.fixture
 def native() -> Iterator[Any]:
-    """The grouped GEMM of vllm-xpu-kernels under its own name, with a reference kernel; the candidate as on an XPU."""
-    case = next(c for c in GEMMS if c.op == "_xpu_C::cutlass_grouped_gemm_interface")
-    library = torch.library.Library("_xpu_C", "FRAGMENT")
-    library.define(f"cutlass_grouped_gemm_interface{schema_of(case)}")
-    library.impl("cutlass_grouped_gemm_interface", grouped_gemm, "CPU")
-    yield replace(experts.NATIVE, refuses=lambda problem, device: experts.NATIVE.refuses(problem, "xpu"))
-    library._destroy()
+    with native_kernel() as candidate:
+        yield candidate
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -153,6 +92,27 @@ def test_nan_and_zero_blocks_stay_in_their_expert(candidate: Any, weight_dtype: 
     assert torch.equal(out[[1, 3]], torch.zeros(2, HIDDEN).bfloat16())
     assert torch.isfinite(out[2]).all()
     assert out[2].abs().sum() > 0
+
+
+@pytest.mark.parametrize("exponents", [(-40, -40), (40, 10), (-60, 60), (0, 30)])
+@pytest.mark.parametrize("layout", ["tensor", "channel", "block"])
+def test_scale_extremes_hold_in_bfloat16(layout: str, exponents: tuple[int, int]) -> None:
+    problem, call = whole(layout)
+    call = replace(call, scales=tuple(scale * 2.0**power for scale, power in zip(call.scales, exponents, strict=True)))
+    for candidate in PLAIN:
+        prepared = candidate.prepare(problem, call.weights, call.scales)
+        assert expert_choice.check(problem, prepared, call) < choice.ROUNDING_LIMIT / 2
+
+
+@pytest.mark.parametrize("candidate", PLAIN, ids=lambda c: c.name)
+def test_infinity_reaches_the_tokens_of_its_expert_and_no_other(candidate: Any) -> None:
+    weights, scales, _, _ = layer("channel", torch.float8_e5m2)
+    weights[1][1, 7, 3] = math.inf
+    x, ids = torch.randn(3, HIDDEN).bfloat16(), torch.tensor([[1, 0], [2, 0], [3, 1]])
+    out = forward(candidate, x, ExpertCall(weights, scales, (torch.ones(3, 2), ids)))
+    assert not torch.isfinite(out[[0, 2], 7]).any()
+    assert torch.isfinite(out[1]).all()
+    assert torch.isfinite(out[:, torch.arange(HIDDEN) != 7]).all()
 
 
 def test_experts_of_other_ranks_are_passed_over() -> None:
@@ -205,147 +165,6 @@ def test_native_kernel_is_asked_only_what_it_takes(native: Any) -> None:
         refused = native.refuses(problem, "cpu")
         assert refused is None if said is None else said in refused
         assert experts.NATIVE.refuses(problem, "cpu") is not None
-
-
-# -- the choice --------------------------------------------------------------------------------------------------------
-
-
-def whole(layout: str = "block", weight_dtype: Any = FP8[0], dtype: Any = torch.bfloat16, **sizes: Any) -> tuple[Any, ExpertCall]:
-    """A layer as it is when its weights are loaded, and the problem that it is."""
-    weights, scales, _, _ = layer(layout, weight_dtype, **sizes)
-    call = ExpertCall(weights, scales, (None, None), BLOCK if layout == "block" else None)
-    return experts.problem_of(call, dtype, TOP_K), call
-
-
-@pytest.mark.parametrize("weight_dtype", FP8)
-@pytest.mark.parametrize("layout", ["tensor", "channel", "block"])
-def test_right_candidates_pass_the_check(layout: str, weight_dtype: Any) -> None:
-    problem, call = whole(layout, weight_dtype)
-    made = expert_choice.choose(problem, call)
-    tried = {trial.candidate: trial for trial in made.trials}
-    assert [*tried] == [candidate.name for candidate in experts.candidates()]
-    for candidate in PLAIN:
-        trial = tried[candidate.name]
-        assert trial.refused is None, trial
-        assert trial.error is not None
-        assert trial.error < choice.ROUNDING_LIMIT / 2
-        assert set(trial.seconds) == {str(tokens) for tokens in choice.TOKENS}
-    assert made.candidate in {candidate.name for candidate in PLAIN}
-
-
-def sabotaged(change: Any) -> experts.ExpertCandidate:
-    """Per-call dequantization with its scales changed: what a misread scale looks like."""
-
-    def prepare(problem: Any, weights: Any, scales: Any) -> Any:
-        return experts.PER_CALL.prepare(problem, weights, change(scales))
-
-    return experts.ExpertCandidate("liar", lambda problem, device: None, prepare)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda s: (s[0] * 2, s[1]),
-        lambda s: (s[0], s[1] * 1.05),
-        lambda s: (s[0].flip(1), s[1]),
-        lambda s: (s[0], s[1].flip(0)),
-        lambda s: (s[0].roll(1, 0), s[1]),
-        lambda s: (torch.ones_like(s[0]), s[1]),
-    ],
-    ids=["doubled", "5 % off", "gate for up", "experts reversed", "experts shifted", "ignored"],
-)
-def test_misread_scale_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    monkeypatch.setattr(experts, "candidates", lambda: [sabotaged(change), experts.PER_CALL])
-    made = expert_choice.choose(*whole())
-    assert made.candidate == "dequantize-per-call"
-    assert "wrong" in (made.trials[0].refused or "")
-
-
-def test_native_kernel_is_chosen_where_right_and_refused_where_wrong(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "candidates", lambda: [native, *PLAIN])
-    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == native.name else 1)
-    problem, call = whole("tensor")
-    made, prepared = expert_choice.prepare(problem, call)
-    assert made.candidate == "native-grouped"
-    assert prepared.weights[0].transpose(1, 2).is_contiguous()
-    assert torch.equal(prepared.weights[0].float(), call.weights[0].float())
-    monkeypatch.setattr(choice, "_memo", {})
-    choice.cache_file(call.weights[0].device).unlink()
-    honest = experts.native_forward
-    wrong = replace(native, prepare=lambda p, w, s: replace(native.prepare(p, w, s), forward=lambda x, c: honest(x, c) * 1.1))
-    monkeypatch.setattr(experts, "candidates", lambda: [wrong, *PLAIN])
-    made = expert_choice.choose(problem, call)
-    assert made.candidate != "native-grouped"
-    assert "wrong" in (made.trials[0].refused or "")
-
-
-def test_choice_is_kept_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, call = whole()
-    first = expert_choice.choose(problem, call)
-    kept = json.loads(choice.cache_file(call.weights[0].device).read_text())
-    assert kept[problem.key()]["candidate"] == first.candidate
-    monkeypatch.setattr(choice, "_memo", {})
-    monkeypatch.setattr(expert_choice, "_try", None)  # would raise
-    assert expert_choice.choose(problem, call) == first
-    other, call = whole(hidden=HIDDEN + 64)
-    with pytest.raises(TypeError):
-        expert_choice.choose(other, call)
-
-
-def test_widening_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, call = whole()
-    monkeypatch.setattr(choice, "_score", lambda trial: 0 if trial.candidate == "dequantize-at-load" else 1)
-    monkeypatch.setenv(memory.BUDGET_VARIABLE, str(2 * problem.numel + 1))
-    taken = [expert_choice.prepare(problem, call)[0].candidate for _ in range(3)]
-    assert taken == ["dequantize-at-load", "dequantize-at-load", "dequantize-per-call"]
-    memory.reset()
-    assert expert_choice.choose(problem, call, may_widen=False).candidate == "dequantize-per-call"
-
-
-def test_forced_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, wanted in (("dequantize-at-load", "dequantize-at-load"), ("dequantize-per-call", "dequantize-per-call")):
-        monkeypatch.setenv(choice.FORCE_VARIABLE, name)
-        assert expert_choice.choose(*whole()).candidate == wanted
-    # A candidate for linear layers says nothing of experts.
-    monkeypatch.setenv(choice.FORCE_VARIABLE, "torch-scaled-mm")
-    assert expert_choice.choose(*whole()).trials
-    monkeypatch.setenv(choice.FORCE_VARIABLE, "nonsense")
-    with pytest.raises(RepairError, match=r"nonsense.*triton-experts"):
-        expert_choice.choose(*whole())
-
-
-def test_float16_overflow_is_refused_and_not_served() -> None:
-    problem, call = whole(dtype=torch.float16)
-    with pytest.raises(RepairError, match="agrees with float64"):
-        expert_choice.choose(problem, replace(call, scales=(call.scales[0] * 2**14, call.scales[1])))
-
-
-def test_weights_of_nan_choose_still() -> None:
-    problem, call = whole()
-    call.weights[0].view(torch.uint8)[:] = 0x7F
-    assert expert_choice.choose(problem, call).candidate
-
-
-def test_fake_weights_choose_without_measuring() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    problem, call = whole()
-    with FakeTensorMode() as mode:
-        pretend = replace(
-            call, weights=tuple(map(mode.from_tensor, call.weights)), scales=tuple(map(mode.from_tensor, call.scales))
-        )
-        made, _ = expert_choice.prepare(problem, pretend)
-    assert (made.candidate, made.trials) == ("dequantize-per-call", [])
-
-
-def test_default_device_of_vllm_does_not_matter() -> None:
-    """vLLM loads models with its device as torch's default; ``meta`` stands for one on which numbers cannot be drawn here."""
-    problem, call = whole()
-    with torch.device("meta"):
-        made, prepared = expert_choice.prepare(problem, call)
-    assert all(trial.refused is None for trial in made.trials[2:])
-    assert not math.isnan(made.trials[2].error or math.nan)
-    assert prepared.weights[0].device.type == "cpu"
 
 
 # -- inside vLLM -------------------------------------------------------------------------------------------------------
