@@ -27,7 +27,7 @@ EXPECTED = {
     "libsycl-so-9-missing": ("ENV011", "another generation of oneAPI", "same oneAPI generation as torch"),
     "no-xpu-devices-render-group": ("DEV004", "/dev/dri is not passed", "--device /dev/dri --group-add"),
     "fp8-llama-compile-wrapper-fail": ("OPS901", "breaks off before its exception", "--enforce-eager"),
-    "xpu-graph-oneccl-not-recordable": ("CMP902", "cannot be recorded into a SYCL graph", "VLLM_XPU_ENABLE_XPU_GRAPH=0"),
+    "xpu-graph-oneccl-not-recordable": ("CMP008", "cannot be recorded into a SYCL graph", "VLLM_XPU_ENABLE_XPU_GRAPH=0"),
     "triton-make-ttgir-passmanager": ("CMP901", "block-pointer kernels", "intel-xpu-backend-for-triton#5746"),
     "triton-init-devices-no-device": ("DEV009", "OpenCL device of the same name", "Do not set ONEAPI_DEVICE_SELECTOR"),
     "triton-arch-unknown-spawn": ("CMP905", "empty device name", "TRITON_INTEL_DEVICE_ARCH=bmg"),

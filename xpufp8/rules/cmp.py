@@ -227,10 +227,10 @@ def capture(self: Rule, case: Case) -> Iterator[Finding]:
     The start ends at its last step, graph capture.
 
     ## How it looks
-    The runtime's error.
+    The runtime's error; in a log `sched algorithms do not support sycl_graph recording`.
 
     ## How it is fixed
-    `cudagraph_mode` NONE keeps torch.compile and gives up only the captured graphs.
+    `cudagraph_mode` NONE keeps torch.compile and gives up only the captured graphs; so does `VLLM_XPU_ENABLE_XPU_GRAPH=0`.
     """
     yield from _stage(self, case, "capture", "Graph capture fails")
 

@@ -157,7 +157,8 @@ def device_dtype(self: Rule, case: Case) -> Iterator[Finding]:
     Everything that is not FP8 (attention, norms, the head) runs in that dtype.
 
     ## How it looks
-    Time of one product in each dtype, and what the device says of itself.
+    Time of one product in each dtype, and what the device says of itself; in a log `Intel Arc A770 have bfloat16 accuracy known
+    issue`.
 
     ## How it is fixed
     `--dtype` with the dtype that the device does well, if the model's range allows it.

@@ -118,14 +118,6 @@ _PAGES = (
         "That dtype for the model, or the fused path switched off.",
     ),
     Page(
-        "DTY904", "vLLM refuses bfloat16 on this card",
-        "The card computes bfloat16 inaccurately, and vLLM says so.",
-        "Known for Arc A770.",
-        "Most checkpoints are bfloat16, and so is their default.",
-        "`Intel Arc A770 have bfloat16 accuracy known issue.`",
-        "`--dtype float16`.",
-    ),
-    Page(
         "NUM901", "The output holds NaN or infinity",
         "Drawing a token failed because the probabilities are no numbers.",
         "A layer computed wrongly or overflowed before.",
@@ -140,14 +132,6 @@ _PAGES = (
         "torch.compile cannot be used, and kernels that exist in Triton only cannot either.",
         "`RuntimeError: PassManager::run failed`, in `make_ttgir` or `make_llir`.",
         "The matching triton-xpu and driver; `--enforce-eager` where Inductor wrote the kernel.",
-    ),
-    Page(
-        "CMP902", "An operation cannot be recorded into a graph",
-        "Graph capture met something that a SYCL graph does not take.",
-        "Scheduled collectives of oneCCL and waits across queues are such operations.",
-        "Graph mode and this deployment exclude one another.",
-        "`sched algorithms do not support sycl_graph recording`",
-        "`VLLM_XPU_ENABLE_XPU_GRAPH=0`, or `cudagraph_mode=NONE`.",
     ),
     Page(
         "CMP903", "The graphics compiler fails on a kernel",
@@ -180,14 +164,6 @@ _PAGES = (
         "The kernel cannot be launched.",
         "`OutOfResources: out of resource: shared memory, Required: …`",
         "Another backend or release; `--enforce-eager` where Inductor chose the tiles.",
-    ),
-    Page(
-        "CMP909", "Inductor cannot generate code",
-        "The stage of torch.compile that writes kernels failed.",
-        "Tracing worked. The message says what Inductor met; a stale cache of another release has the same end.",
-        "torch.compile cannot be used for this model here.",
-        "`torch._inductor.exc.InductorError: …`",
-        "`--enforce-eager`; caches deleted; another torch release.",
     ),
     Page(
         "MDL902", "A weight of the checkpoint fits no parameter",
