@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TRANSFORMERS_TABLES = ("models/auto/auto_mappings.py", "models/auto/configuration_auto.py")
 VLLM_CONFIGS = ("transformers_utils/config.py",)
+WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 VLLM_MODELS = ("model_executor/models/registry.py",)
 
 
@@ -107,4 +108,23 @@ def observe(context: Context) -> ModelConfigFacts:
         architectures={a: a in models for a in wanted} if models else {},
         remote_code=remote,
         remote_files_missing=[name for name in remote if not (Path(context.model or "") / name).is_file()],
+        weight_files=len(weight_files(Path(context.model or ""))),
+        weights_missing=missing_shards(Path(context.model or "")),
     )
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Files that vLLM would load weights from; a link to a file that is gone is none."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file())
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Files that an index (``model.safetensors.index.json``) names and that are not there."""
+    named: set[str] = set()
+    for index in folder.glob("*.index.json"):
+        try:
+            table = json.loads(index.read_bytes())["weight_map"]
+            named |= {name for name in table.values() if isinstance(name, str)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return sorted(name for name in named if not (folder / name).is_file())

@@ -23,3 +23,7 @@ class ModelConfigFacts:
     """Python files that ``auto_map`` names."""
     remote_files_missing: list[str] = field(default_factory=list)
     """Those of them that are not in the model's folder."""
+    weight_files: int | None = None
+    """Files of weights in the model's folder; None where nobody looked."""
+    weights_missing: list[str] = field(default_factory=list)
+    """Files that a weight index of the folder names and that are not there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xpufp8.rules import (
     cfg,
+    checkpoint,
     cmp,
     dev,
     dev_cards,
@@ -26,9 +27,9 @@ from xpufp8.rules import (
 from xpufp8.rules.base import AREAS, Case, Rule
 
 ALL: tuple[Rule, ...] = (
-    *cfg.RULES, *cmp.RULES, *dev.RULES, *dev_cards.RULES, *dty.RULES, *env.RULES, *krn.RULES, *launched.RULES, *log_stack.RULES,
-    *log_unrelated.RULES, *mdl.RULES, *mem.RULES, *num.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES, *p2p_host.RULES,
-    *prf.RULES, *probe.RULES,
+    *cfg.RULES, *checkpoint.RULES, *cmp.RULES, *dev.RULES, *dev_cards.RULES, *dty.RULES, *env.RULES, *krn.RULES, *launched.RULES,
+    *log_stack.RULES, *log_unrelated.RULES, *mdl.RULES, *mem.RULES, *num.RULES, *ops.RULES, *p2p.RULES, *p2p_collectives.RULES,
+    *p2p_host.RULES, *prf.RULES, *probe.RULES,
 )  # fmt: skip
 BY_CODE: dict[str, Rule] = {one.code: one for one in ALL}
 
