@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from xpufp8.doctor import Request, conclude, launch_for, observe
-from xpufp8.planner import Bench, key, stops
-from xpufp8.report import Fix, Report
+from xpufp8.doctor import Request, conclude, judge, launch_for, observe, validate
+from xpufp8.planner import stops
+from xpufp8.report import Report
 from xpufp8.target import Target, resolve
 
 pytestmark = pytest.mark.sim
@@ -55,10 +55,11 @@ def test_with_fakes_switched_off_the_plan_is_eager_and_says_what_it_costs() -> N
     report, request = diagnosed(runtime_fixes=False)
     assert items(report) == [("flag", "--enforce-eager")]
     assert report.plan.argv[-1] == "--enforce-eager"
-    cost = [x.cost for f in report.findings for x in f.fixes if x.action == "--enforce-eager"]
-    assert any("10-20 %" in text for text in cost)
-    # Each item left out: the bench's own base trial is the plan without its one item, and it fails.
-    bench = Bench(llama(), request, {}, {}, report.findings)
-    assert {key(f) for f in bench.base if stops(f)}
-    assert bench.trial(frozenset()).failures()
-    assert Fix(kind="flag", action="--enforce-eager").kind == "flag"
+    (reason,) = report.plan.because
+    assert "10-20 %" in reason.cost
+    assert reason.cost in reason.sentence, "the plan itself says what the flag costs"
+    assert reason.codes == ["OPS001"]
+    # 1-minimal: the one item left out, everything probed again, and the same op stops the start.
+    reports = observe(llama(), ONLY, request, launch_for(llama(), request))
+    _, facts, missing = validate(reports)
+    assert {f.subject for f in judge(llama(), facts, missing) if stops(f)} == {OP}
