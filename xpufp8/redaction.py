@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from probes.redact import REDACTED, redact, redact_argv, redact_env
+from probes.redact import REDACTED, redact, redact_argv, redact_env, redact_json
 from xpufp8.report import Report
 
 SHORTEST = 6
@@ -53,12 +53,31 @@ def _walk(value: Any, secrets: tuple[str, ...], name: str = "") -> Any:
     return value
 
 
+def _probes(probes: list[dict[str, Any]], secrets: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Probe reports as JSON data without secrets; the facts of trusted probes stay as they are."""
+    return [
+        _walk(p | {"facts": {}}, secrets) | {"facts": p["facts"] if p["name"] in TRUSTED_FACTS else _walk(p["facts"], secrets)}
+        for p in probes
+    ]
+
+
+def redact_facts(data: dict[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """A facts file as JSON data without secrets: options, what probes printed and saw, and the model's config.json.
+
+    Args:
+        data: a dumped :class:`xpufp8.saved.Saved`.
+        tokens: MODEL and options as they count, those of a ``--config`` file included.
+    """
+    secrets = known_secrets(tokens)
+    shown = {name: redact_argv(data[name]) for name in ("vllm_args", "typed")}
+    model = redact_json(_walk(data["model"], secrets)) if data["model"] else None
+    rest: dict[str, Any] = _walk(data | {"probes": [], "model": None} | shown, secrets)
+    return rest | {"probes": _probes(data["probes"], secrets), "model": model}
+
+
 def redact_report(report: Report, tokens: Sequence[str]) -> Report:
     """The report without secrets; names of options and variables stay."""
     secrets = known_secrets(tokens)
     data = report.model_dump(mode="json")
-    facts = {p["name"]: p["facts"] for p in data["probes"] if p["name"] in TRUSTED_FACTS}
-    clean = _walk(data | {"probes": [p | ({"facts": {}} if p["name"] in facts else {}) for p in data["probes"]]}, secrets)
-    for probe in clean["probes"]:
-        probe["facts"] = facts.get(probe["name"], probe["facts"])
+    clean = _walk(data | {"probes": []}, secrets) | {"probes": _probes(data["probes"], secrets)}
     return Report.model_validate(clean)

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from probes.redact import redact_argv
 from xpufp8 import __version__
 from xpufp8.doctor import Request, conclude, launch_for, observe, select
 from xpufp8.errors import UsageError
 from xpufp8.json_file import read_data
 from xpufp8.model import from_config
+from xpufp8.redaction import redact_facts
 from xpufp8.report import ProbeReport, Report
 from xpufp8.target import Target
 
@@ -49,14 +49,15 @@ def collect(target: Target, request: Request) -> Saved:
     """Run the probes of a target and keep what they saw. Secrets among the options are redacted."""
     reports = observe(target, select(target, request), request, launch_for(target, request))
     model = SavedModel(source=target.model.source, config=target.model.config) if target.model else None
-    return Saved(
+    saved = Saved(
         python=target.python,
         device=target.device,
-        vllm_args=redact_argv(list(target.vllm_args)),
-        typed=redact_argv(list(target.typed)),
+        vllm_args=list(target.vllm_args),
+        typed=list(target.typed),
         model=model,
         probes=reports,
     )
+    return Saved.model_validate(redact_facts(saved.model_dump(mode="json"), [*target.typed, *target.vllm_args]))
 
 
 def dump(saved: Saved) -> str:

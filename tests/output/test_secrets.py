@@ -107,3 +107,40 @@ def test_explain_writes_no_secret_of_a_log(
     assert done.returncode in (1, 3)
     for text in decoded(done.stdout):
         assert [secret for secret in (OPTION, URL, LOGGED, BEARER) if secret in text] == []
+
+
+def test_a_facts_file_holds_no_secret(xpufp8: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """The file that is made to be sent elsewhere: options, a YAML file, config.json, and what an interpreter prints as it dies."""
+    model, python, options = tmp_path / "model", tmp_path / "python", tmp_path / "options.yaml"
+    model.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "hf_token": LOGGED,
+              "_name_or_path": f"https://user:{URL}@hub.example/m", "note": f"made with {ENVIRONMENT}"}  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    options.write_text("api-key: y4ml-key-of-mine-99\nmax-model-len: 128\n")
+    python.write_text(f'#!/bin/sh\necho "--api-key {OPTION} and $MY_SERVICE_PASSWORD and y4ml-key-of-mine-99"; exit 3\n')
+    python.chmod(0o755)
+    command = ["collect", model, "--device", "cpu", "--api-key", OPTION, "--config", options, "--only", "environment"]
+    secrets = (*SECRETS, "y4ml-key-of-mine-99")
+    for chosen in ([], ["--python", python]):
+        done = xpufp8(*command, *chosen, MY_SERVICE_PASSWORD=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        for text in decoded(done.stdout):
+            assert [secret for secret in secrets if secret in text] == []
+        saved = json.loads(done.stdout)
+        assert saved["model"]["config"]["hidden_size"] == 64
+        assert saved["model"]["config"]["hf_token"] == "<redacted>"
+        assert "128" in saved["vllm_args"]
+
+
+@pytest.mark.parametrize("command", [["ops"], ["kernels"], ["collect", "--host"]])
+def test_what_a_dying_interpreter_prints_is_shown_without_secrets(
+    command: list[str], xpufp8: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "died with $MY_SERVICE_PASSWORD and HF_TOKEN={LOGGED}"; exit 3\n')
+    python.chmod(0o755)
+    done = xpufp8(*command, "--device", "cpu", "--python", python, MY_SERVICE_PASSWORD=ENVIRONMENT)
+    said = done.stdout + done.stderr
+    assert done.returncode in (2, 3)
+    assert "died with <redacted>" in said
+    assert not [secret for secret in SECRETS if secret in said]
