@@ -1,6 +1,7 @@
 #!/bin/sh
 # `make demo`: the doctor on a tiny block-FP8 Llama (config.json only) with the real vLLM of this environment on the CPU, and on
 # models of public failure reports (config.json only) for an Arc Pro B60 that is not here.
+# The tiny model has no weights, so its commands say --load-format dummy: they can be copied and run as they stand.
 set -u
 MODELS=tests/data/models
 say() { printf '\n=== %s\n\n' "$1"; }
@@ -12,7 +13,7 @@ doctor() {
 }
 
 say "1. As vLLM comes, on this CPU"
-doctor "$TINY" --device cpu --no-runtime-fixes
+doctor "$TINY" --load-format dummy --device cpu --no-runtime-fixes
 case $code in
 0) echo "This CPU has AMX, so vLLM's own kernels cover block FP8." ;;
 1) echo "vLLM refuses this model on this CPU, and no weight had to be loaded to know it." ;;
@@ -20,7 +21,7 @@ case $code in
 esac
 
 say "2. The same with xpufp8's repairs, proven by probing again"
-doctor "$TINY" --device cpu
+doctor "$TINY" --load-format dummy --device cpu
 [ "$code" -eq 0 ] || exit "$code"
 
 say "3. Models of public reports, as they were run, on a simulated Arc Pro B60"
