@@ -82,13 +82,17 @@ def _config_block(folder: str) -> list[int] | None:
     return next((s for s in sizes if isinstance(s, list) and len(s) == 2 and all(isinstance(v, int) and v > 0 for v in s)), None)
 
 
-def layer_shapes(context: Context) -> list[LayerShapeFact]:
+def layer_shapes(context: Context, largest: int = LIMIT) -> list[LayerShapeFact]:
     """The linear layers of one rank as vLLM merges them; one stand-in layer where the model is not known.
 
     Layers of mixtures of experts are not among them: their experts are other kernels.
+
+    Args:
+        context: of the probe; ``options["limit"]`` replaces ``largest``.
+        largest: N*K above which a layer is run smaller.
     """
     sizes = read_sizes(context.model)
-    limit = int(context.options.get("limit") or LIMIT)
+    limit = int(context.options.get("limit") or largest)
     if sizes is None:
         asked = context.options.get("shapes") or [ALONE]
         return [_capped("layer", int(n), int(k), 0, limit) for n, k in asked]
