@@ -112,17 +112,23 @@ def verify(
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this server's answers, to judge another by.")] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Of the server.", envvar="VLLM_API_KEY")] = None,
+    reference_api_key: Annotated[
+        str | None,
+        typer.Option("--reference-api-key", metavar="KEY", help="Of the reference server.", envvar="XPUFP8_REFERENCE_API_KEY"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of lines.")] = False,
     output: Output = None,
 ) -> None:
     """Ask a running server and judge its answers: the same again and in a batch, finite, not flat, not one token for ever.
 
     With --reference: the same tokens, and nearly the same probabilities, as a server that is known to be right.
+
+    Exit codes: 0 right, 1 wrong, 3 no verdict, because answers are missing or too short.
     """
     from xpufp8.output.text import clean
     from xpufp8.verify import verify as work
 
-    found = work(url, reference=reference, save=save, key=api_key)
+    found = work(url, reference=reference, save=save, key=api_key, reference_key=reference_api_key)
     write(found.model_dump_json(indent=2) + "\n" if as_json else clean(found.text()), output)
     raise typer.Exit(found.exit_code())
 
