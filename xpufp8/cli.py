@@ -135,6 +135,12 @@ def serve(
     validate: Annotated[str, typer.Option(metavar="none|probe|launch", help="How the plan is proven before it runs.")] = "probe",
     anyway: Annotated[bool, typer.Option("--anyway", help="Start even if the verdict is not servable or unknown.")] = False,
     runtime_fixes: Annotated[bool, typer.Option(help="Let the plan repair vLLM at run time.")] = True,
+    refuse_with: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=255, metavar="CODE", help="Exit code when nothing is started. Default: 1, or 3 without a verdict."
+        ),
+    ] = None,
     format_: FormatOption = Format.RICH,
     skip: Skip = None,
     timeout: Timeout = 180.0,
@@ -165,7 +171,7 @@ def serve(
         decision = work.decide(target, request, level, anyway=anyway)
     if not decision.start:
         _refuse(decision.report)
-        raise typer.Exit(work.refusal_code(decision.report))
+        raise typer.Exit(refuse_with or work.refusal_code(decision.report))
     command = rebuild(target, decision.report)
     if dry_run:
         text = command.shell + "\n" if format_ is Format.RICH else decision.report.plan.model_dump_json(indent=2) + "\n"

@@ -15,6 +15,7 @@ from xpufp8.command import METADATA, Items, build, missing_metadata, vllm_args
 from xpufp8.model import from_config
 from xpufp8.report import Finding, Fix, Plan, PlanItem, ProbeReport, Reason
 from xpufp8.rules.cfg import COMPILED_TRACE, WITHOUT
+from xpufp8.verdict import needed_for
 
 if TYPE_CHECKING:
     from xpufp8.doctor import Request
@@ -194,7 +195,8 @@ def make_plan(
         return sort(findings), Plan()
     command = build(target, bench.items(sorted(fixes, key=lambda f: f.action)), facts)
     last = bench.trial(fixes)
-    passes = live and not last.failures() and not last.missing & {"environment", "kernel_table", "model_trace"}
+    answered = set(facts) - last.missing
+    passes = live and not last.failures() and answered.issuperset(needed_for(target.info))
     return sort(findings), Plan(
         argv=command.argv,
         env=command.env,
@@ -266,6 +268,8 @@ def mark(bench: Bench, fixes: frozenset[Fix]) -> list[Finding]:
     marked = []
     for finding in [*bench.base, *_behind(bench, fixes)]:
         if key(finding) not in left and not new:
+            if finding.status == "unknown":
+                continue  # what the plan's own probes told is unknown no more
             done = [f.model_copy(update={"verified": (f.kind, f.action) in actions}) for f in finding.fixes]
             finding = finding.model_copy(update={"fixes": done})
         marked.append(finding)

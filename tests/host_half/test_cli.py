@@ -98,3 +98,15 @@ def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 3), (["--refuse-with", "78"], 78)])
+def test_a_refused_start_has_the_exit_code_that_was_asked_for(xpufp8: Run, tmp_path: Path, options: list[str], code: int) -> None:
+    """An interpreter that answers nothing: no verdict, nothing is started."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    done = xpufp8("serve", *options, tmp_path, "--device", "cpu", "--python", python)
+    assert done.returncode == code
+    assert "No verdict: no answer from environment and kernel_table and model_trace" in " ".join(done.stderr.split())

@@ -219,3 +219,13 @@ def test_a_list_of_plugins_that_leaves_ours_out_is_completed(monkeypatch: pytest
     assert "VLLM_PLUGINS" not in environment_for(target, Items(("kernel:fp8_block",)), None)
     monkeypatch.delenv("VLLM_PLUGINS")
     assert "VLLM_PLUGINS" not in environment_for(target, Items(("kernel:fp8_block",)), None)
+
+
+def test_what_only_the_plan_could_tell_is_unknown_no_more() -> None:
+    """An op that a model may reach, when the model could not even be configured: with the plan it was traced to its end."""
+    reached = finding("OPS002").model_copy(update={"status": "unknown"})
+    peers = finding("P2P013").model_copy(update={"status": "unknown"})
+    stopped = finding("MDL001", HALF)
+    b = bench([stopped, reached, peers], lambda have: [peers] if "--dtype float16" in have else [stopped, reached, peers])
+    fixes = shorten(b, choose(b))
+    assert [(f.code, [x.verified for x in f.fixes]) for f in mark(b, fixes)] == [("MDL001", [True]), ("P2P013", [])]

@@ -175,3 +175,27 @@ def test_a_refused_cache_dtype_can_be_left_out(message: str, typed: list[str], f
     case = Case("sim:arc-pro-b60", tuple(typed), facts={"model_trace": replace(CLEAN, stages=[stage])})
     (found,) = mdl.cannot_construct.check(mdl.cannot_construct, case)
     assert [f.action for f in found.fixes] == ([fix] if fix else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "action"),
+    [
+        (
+            "Bfloat16 is not supported. You can use float16 instead by explicitly setting the `dtype` flag in CLI, "
+            "for example: --dtype=half.",
+            "flag",
+            "--dtype float16",
+        ),
+        (
+            "Total number of attention heads (32) must be divisible by tensor parallel size (3).",
+            "host",
+            "use a tensor-parallel size that divides 32 heads: 1, 2, 4, 8, 16",
+        ),
+    ],
+)
+def test_the_way_out_that_vllm_names_is_a_fix(said: str, kind: str, action: str) -> None:
+    facts = with_stage("configure", "failed", "vLLM refuses", ErrorFact("builtins.ValueError", said))
+    [finding] = findings(mdl.cannot_construct, facts)
+    assert [(fix.kind, fix.action) for fix in finding.fixes] == [(kind, action)]
+    other = with_stage("configure", "failed", "vLLM refuses", ErrorFact("builtins.ValueError", "something else about --dtype"))
+    assert findings(mdl.cannot_construct, other)[0].fixes == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def test_weights_alone_too_large() -> None:
     assert (finding.code, finding.subject) == ("MEM001", "weights")
     assert "26.00 GiB on each of 2 cards" in finding.cause
     assert "21.60 GiB" in finding.cause
-    assert [fix.action for fix in finding.fixes] == ["--quantization fp8", "use more cards: -tp 4"]
+    assert [fix.action for fix in finding.fixes] == ["--quantization fp8", "use more cards: -tp 4 or above"]
 
 
 def test_tensors_outside_every_list_count() -> None:
@@ -71,3 +72,20 @@ def test_a_finding_exactly_when_it_does_not_fit(weights: float, needed: float) -
     fact = memory(weights, needed, 100)
     fits = fact.weight_bytes + (fact.kv_needed_bytes or 0) <= mem.budget(fact) and fact.weight_bytes < mem.budget(fact)
     assert bool(judge(fact)) is not fits
+
+
+@pytest.mark.parametrize(
+    ("weights", "ranks", "said"),
+    [
+        (24, 1, "-tp 2 or above"),
+        (40, 1, "-tp 4 or above"),
+        (21.88, 2, "-tp 4 or above"),
+        (21.88, 2, "-tp 8 or above"),
+        (900, 1, "no number of such cards"),
+    ],
+)
+def test_the_first_size_that_fits_is_named(weights: float, ranks: int, said: str) -> None:
+    """No doubling is proposed that the same arithmetic refuses."""
+    device = 12 if "8 or" in said else 24
+    [finding] = judge(memory(weights, None, device=device), parallel=ParallelFact(tensor_parallel=ranks))
+    assert said in finding.fixes[-1].action

@@ -21,6 +21,7 @@ WIDTH = 80
 NARROWEST = 20
 """Columns below which a report is printed as if there were so many."""
 EVIDENCE_SHOWN = 6
+EVIDENCE_OF_UNKNOWN = 2
 
 
 def render(report: Report, width: int = WIDTH) -> str:
@@ -114,13 +115,14 @@ def _finding(finding: Finding, report: Report) -> RenderableType:
         rows.append(("policy", plain(said)))
     if finding.affects:
         rows.append(("hits", plain("; ".join(finding.affects))))
-    for at, evidence in enumerate(finding.evidence[:EVIDENCE_SHOWN]):
+    shown = EVIDENCE_SHOWN if finding.status == "fail" else EVIDENCE_OF_UNKNOWN
+    for at, evidence in enumerate(finding.evidence[:shown]):
         text = plain(f"{evidence.mode}: {evidence.observed}")
         if evidence.where:
             text.append_text(plain(f"  ({evidence.where})", "dim"))
         rows.append(("seen" if at == 0 else "", text))
-    if len(finding.evidence) > EVIDENCE_SHOWN:
-        rows.append(("", plain(f"and {len(finding.evidence) - EVIDENCE_SHOWN} more (--format json has all)", "dim")))
+    if len(finding.evidence) > shown:
+        rows.append(("", plain(f"and {len(finding.evidence) - shown} more (--format json has all)", "dim")))
     for at, fix in enumerate(finding.fixes):
         rows.append(("do" if at == 0 else "or", plain(remedy(fix, finding))))
     return Padding(Group(title, Padding(_labelled(rows), (0, 0, 0, 2))), (0, 0, 1, 0))

@@ -128,7 +128,25 @@ def cannot_construct(self: Rule, case: Case) -> Iterator[Finding]:
             yield _row_finding(self, facts, stand_in)
     for stage in _failed(facts, "configure", "distribute", "construct"):
         found = _stage_finding(self, facts, stage)
-        yield found.model_copy(update={"fixes": _cache_fixes(case, stage)})
+        yield found.model_copy(update={"fixes": [*_cache_fixes(case, stage), *_named_fixes(stage)]})
+
+
+SMALLER_DTYPE = re.compile(r"--dtype[ =](?:half|float16)\b")
+"""vLLM's own advice where a card does not take bfloat16."""
+HEADS = re.compile(r"attention heads \((\d+)\) must be divisible by tensor parallel size \((\d+)\)")
+MOST_RANKS = 16
+
+
+def _named_fixes(stage: StageFact) -> list[Fix]:
+    """What vLLM's own message names as the way out, or leaves to arithmetic."""
+    said = f"{stage.reason} {stage.error.message if stage.error else ''}"
+    if SMALLER_DTYPE.search(said):
+        return [Fix(kind="flag", action="--dtype float16", cost="activations in float16, which ends at 65504")]
+    if match := HEADS.search(said):
+        heads = int(match[1])
+        sizes = ", ".join(str(n) for n in range(1, MOST_RANKS + 1) if heads % n == 0)
+        return [Fix(kind="host", action=f"use a tensor-parallel size that divides {heads} heads: {sizes}")]
+    return []
 
 
 def _cache_fixes(case: Case, stage: StageFact) -> list[Fix]:

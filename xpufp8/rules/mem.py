@@ -90,9 +90,26 @@ def _round(longest: int) -> int:
     return max(longest * 15 // 16 // 1024 * 1024, 1024)
 
 
+MOST_RANKS = 32
+SPLIT = 0.9
+"""Share of a rank that twice the ranks halve: embeddings, norms and what a layer keeps whole do not shrink with them."""
+
+
+def _enough_ranks(memory: MemoryFact, ranks: int) -> int | None:
+    """The first doubling of the tensor-parallel size under which the weights should fit, None where none does."""
+    more, share = ranks * 2, held(memory) * (1 - SPLIT / 2)
+    while more <= MOST_RANKS:
+        if share <= budget(memory):
+            return more
+        more, share = more * 2, share * (1 - SPLIT / 2)
+    return None
+
+
 def _smaller(facts: ModelTraceFacts) -> list[Fix]:
-    more = facts.parallel.tensor_parallel * 2
-    fixes = [Fix(kind="host", action=f"use more cards: -tp {more}")]
+    assert facts.memory is not None
+    more = _enough_ranks(facts.memory, facts.parallel.tensor_parallel)
+    few = f"no number of such cards up to {MOST_RANKS} holds it: use larger cards, or a smaller checkpoint"
+    fixes = [Fix(kind="host", action=f"use more cards: -tp {more} or above" if more else few)]
     if facts.quantization is None:
         fixes.insert(0, Fix(kind="flag", action="--quantization fp8", cost="weights in 8 bits"))
     return fixes
