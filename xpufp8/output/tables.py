@@ -16,6 +16,15 @@ from xpufp8.output.text import plain
 PLATFORMS = ("XPU", "CPU", "CUDA", "ROCM", "TPU")
 
 
+KERNEL_LEGEND = (
+    "Numbers: kernels in a platform's row; '-': no row. The last column is what vLLM raises for a platform that has no row or no kernel."
+)
+OP_LEGEND = (
+    "traces: what torch.compile makes of a call. how: fake, meta, composite, or none of them. keys: devices with a kernel here. An op "
+    "without a fake matters only to a model that calls it: xpufp8 doctor MODEL says which do."
+)
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for at, name in enumerate(columns):
@@ -32,7 +41,7 @@ def kernel_view(facts: KernelTableFacts, device: str) -> RenderableType:
     for table in facts.tables:
         cells = [Text("all", "dim") if not table.by_platform else _cell(table.rows.get(p)) for p in platforms]
         matrix.add_row(plain(table.kind), *cells, plain(_consequence(table.lookup)))
-    parts: list[RenderableType] = [head, Text(), matrix]
+    parts: list[RenderableType] = [head, Text(), matrix, plain(KERNEL_LEGEND, "dim")]
     if facts.selections:
         parts += [Text(), selection_table(facts.selections, device)]
     if facts.live_error is not None:
@@ -125,4 +134,6 @@ def op_view(facts: FakeTensorFacts, *, every: bool) -> RenderableType:
             reason = f"{library.error.type.rsplit('.', 1)[-1]}: {library.error.message}" if library.error else "not found"
             parts.append(plain(f"{library.name} did not load: {reason}".splitlines()[0], "yellow"))
     parts.append(table if shown else plain("Every op that was seen can be traced.", "green"))
+    if shown:
+        parts.append(plain(OP_LEGEND + ("" if every else f" --all shows the other {len(facts.ops) - len(shown)} ops."), "dim"))
     return Group(*parts)
