@@ -39,7 +39,7 @@ def explain(
 ) -> None:
     """Name the cause and the fix of a crash log.
 
-    Exit codes: 0 no failure found, 1 a cause found, 3 a failure whose cause is unknown.
+    Exit codes: 0 no failure found, 1 a cause found, 2 no log, 3 a failure whose cause is unknown, or a log that is empty or cut.
     """
     from xpufp8 import explain as work
     from xpufp8.follow_up import confirm

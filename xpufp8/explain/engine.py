@@ -38,11 +38,13 @@ class Explanation:
     conclusion: Conclusion
     notes: tuple[str, ...] = ()
     """What bears on how far the log could be read."""
+    damage: str = ""
+    """Why the log is not there or not whole, as a sentence. What was never read may hold a failure."""
 
     @property
     def outcome(self) -> str:
-        """``cause``, ``unknown`` or ``healthy``."""
-        return self.conclusion.outcome
+        """``cause``, ``unknown`` or ``healthy``; a damaged or empty log is never healthy."""
+        return "unknown" if self.damage and self.conclusion.outcome == "healthy" else self.conclusion.outcome
 
 
 def explain_stream(stream: BinaryIO, *, name: str) -> Explanation:
@@ -54,9 +56,10 @@ def explain_stream(stream: BinaryIO, *, name: str) -> Explanation:
 
     Raises:
         OSError: the stream cannot be read.
+        UsageError: it is no log but an archive, another packing than gzip, or binary data.
     """
     knowledge = signatures.load()
-    source = Source(stream)
+    source = Source(stream, name)
     sieve = Sieve([pattern.words for one in knowledge.signatures if one.kind == "cause" for pattern in one.patterns])
     matcher, tracebacks, deployment = Matcher(knowledge), TracebackReader(), Deployment()
     first_errors: list[Line] = []
@@ -71,7 +74,8 @@ def explain_stream(stream: BinaryIO, *, name: str) -> Explanation:
     matcher.finish()
     tracebacks.finish()
     conclusion = conclude(matcher.matches, tracebacks.chains, [*first_errors, *last_errors], deployment, knowledge)
-    return Explanation(name, source.lines, source.size, deployment, conclusion, tuple(_notes(source, sieve, conclusion)))
+    notes = tuple(_notes(source, sieve, conclusion))
+    return Explanation(name, source.lines, source.size, deployment, conclusion, notes, _damage(source))
 
 
 def is_error(line: Line) -> bool:
@@ -110,11 +114,16 @@ def _line(number: int, raw: str) -> Iterator[Line]:
                 yield Line(number, piece, head.process, head.level, head.source, head.logged, piece)
 
 
-def _notes(source: Source, sieve: Sieve, conclusion: Conclusion) -> Iterator[str]:
-    if not source.size:
-        yield "The log is empty."
+def _damage(source: Source) -> str:
     if source.note:
-        yield f"{source.note[0].upper()}{source.note[1:]}; what came before was read."
+        read = f"{source.lines} lines before that were read" if source.size else "nothing of it could be read"
+        return f"{source.note[0].upper()}{source.note[1:]}; {read}."
+    return "" if source.size else "The log is empty."
+
+
+def _notes(source: Source, sieve: Sieve, conclusion: Conclusion) -> Iterator[str]:
+    if damage := _damage(source):
+        yield damage
     if sieve.unread:
         yield f"{sieve.unread} lines that speak of errors were not read one by one, because the log is full of them."
     if conclusion.mentions and conclusion.outcome == "healthy":

@@ -42,7 +42,7 @@ FRAMES = 6
 
 
 def exit_code(explanation: Explanation) -> int:
-    """0 no failure found, 1 a cause found, 3 a failure whose cause is unknown."""
+    """0 no failure found, 1 a cause found, 3 a failure whose cause is unknown or a log that could not be read whole."""
     return _EXITS[explanation.outcome]
 
 
@@ -59,8 +59,10 @@ def to_report(explanation: Explanation) -> Report:
     """The explanation as a report with findings, ranked, each with the log's own lines as evidence."""
     deployment = explanation.deployment
     findings = [_finding(cause) for cause in explanation.conclusion.causes]
-    if explanation.outcome == "unknown":
+    if explanation.conclusion.outcome == "unknown":
         findings.append(_unknown(explanation))
+    if explanation.damage:
+        findings.append(_damaged(explanation))
     return Report(
         tool=Tool(version=__version__),
         verdict=_VERDICTS[explanation.outcome],
@@ -100,6 +102,22 @@ def _finding(cause: Cause) -> Finding:
 
 def _evidence(number: int, text: str) -> Evidence:
     return Evidence(probe=PROBE, mode="live", observed=text, where=f"line {number}")
+
+
+def _damaged(explanation: Explanation) -> Finding:
+    """A log that is empty or breaks off, said beside what was found in it."""
+    packed = "Check the file (gzip -t FILE) and send it again, or read the log where it was written."
+    empty = "Give the log that the server wrote: stderr too (docker logs CONTAINER 2>&1 | xpufp8 explain -)."
+    return Finding(
+        code=UNKNOWN,
+        severity="warning",
+        status="unknown",
+        title="The log could not be read to its end" if explanation.size else "There is nothing to read",
+        cause=f"{explanation.damage} A failure may stand in what was not read.",
+        subject="the log itself",
+        evidence=[_evidence(explanation.lines, explanation.damage)] if explanation.size else [],
+        fixes=[Fix(kind="host", action=empty if explanation.damage == "The log is empty." else packed)],
+    )
 
 
 def _unknown(explanation: Explanation) -> Finding:

@@ -78,7 +78,8 @@ LOG_ONLY = {
 def headline(report: Report) -> str:
     """The verdict in one sentence."""
     if [p.name for p in report.probes] == ["log"] and report.verdict in LOG_ONLY:
-        text = LOG_ONLY[report.verdict]
+        damaged = report.verdict == "unknown" and not any(f.severity == "error" for f in report.findings)
+        text = "The log is empty or damaged, and what was read shows no failure" if damaged else LOG_ONLY[report.verdict]
     elif report.verdict == "unknown":
         text = _no_verdict(report)
     elif report.target.model:
