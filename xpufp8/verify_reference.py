@@ -112,7 +112,7 @@ def _is_saved(tokens: Any, scored: Any) -> bool:
         and all(isinstance(ids, list) and len(ids) > 1 and all(type(i) is int and i >= 0 for i in ids) for ids in tokens)
         and all(isinstance(steps, list) and all(isinstance(step, dict) for step in steps) for steps in scored)
         and all(len(steps) == len(ids) - 1 for ids, steps in zip(tokens, scored, strict=True))
-        and all(type(p) in (int, float) and math.isfinite(p) for steps in scored for step in steps for p in step.values())
+        and all(type(p) in (int, float) and p < math.inf for steps in scored for step in steps for p in step.values())
         and any(len(step) > 1 for steps in scored for step in steps)
     )
 
