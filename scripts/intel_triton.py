@@ -1,7 +1,7 @@
 """Compile FP8 kernels with Intel's Triton compiler, on a machine without an Intel GPU, and say what became of their products.
 
     python scripts/intel_triton.py --json out.json                           every kernel and configuration of this project
-    python scripts/intel_triton.py --vllm 0.32.0=FOLDER --vllm 0.21.0=FOLDER vLLM's own kernels too (FOLDER holds the package vllm)
+    python scripts/intel_triton.py --vllm 0.32.0=FOLDER --vllm 0.21.0=FOLDER vLLM's own kernels too (FOLDER is the package vllm or holds it)
     python scripts/intel_triton.py --architectures bmg_g21
 
 Runs in an interpreter of its own (``probes.triton_compiler.py``). For each kernel it tells whether it lowers to SPIR-V, how many of its
@@ -75,15 +75,20 @@ def main() -> int:
     parser.add_argument(
         "--vllm", action="append", default=[], metavar="RELEASE=FOLDER", help="vLLM's own kernels of an unpacked release"
     )
+    parser.add_argument("--only-vllm", action="store_true", help="leave this project's own kernels out")
     parser.add_argument("--json", type=Path, help="write every result there")
     args = parser.parse_args()
     bring_up()
     import triton
 
-    jobs = list(our_jobs(thorough=args.thorough))
+    jobs = [] if args.only_vllm else list(our_jobs(thorough=args.thorough))
     for entry in args.vllm:
         release, _, folder = entry.partition("=")
-        jobs += vllm_jobs(release, Path(folder))
+        package = Path(folder) / "vllm"
+        theirs = list(vllm_jobs(release, package if package.is_dir() else Path(folder)))
+        if not theirs:
+            parser.error(f"--vllm {entry}: no Triton FP8 kernel of vLLM is there. FOLDER is the package vllm, or holds it.")
+        jobs += theirs
     _work[:] = [(job, architecture) for architecture in args.architectures.split(",") for job in jobs]
     # Forked, because jitted functions cannot be sent to another process.
     with concurrent.futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
