@@ -30,6 +30,11 @@ LINES = {
     "OSError: [Errno 28] No space left on device": "ENV928",
     "OSError: [Errno 24] Too many open files": "ENV933",
     "ImportError: libcudart.so.13: cannot open shared object file: No such file or directory": "ENV010",
+    "Error response from daemon: No such container: vllm": "ENV935",
+    "Error: no such container: vllm-1": "ENV935",
+    'Error from server (NotFound): pods "vllm-0" not found': "ENV935",
+    'Error: no container with name or ID "vllm" found: no such container': "ENV935",
+    "INFO 11-30 10:00:00 [api_server.py:1] vLLM API server version 0.21.0\nKilled": "MEM905",
     "The quantization method fp8 is not supported for the current GPU. Minimum capability: 89. Current capability: 75.": "KRN901",
 }
 """Errors of other stacks that no CPU server can provoke, in the words of public reports."""

@@ -224,6 +224,7 @@ class _Judge:
             sentence, certainty = self._dated(text, fill(text.cause, self._groups(match)))
             groups = self._groups(match)
             fixes = tuple(Fix(fix.kind, fill(fix.action, groups), fix.cost, fix.when) for fix in text.fixes if self._applies(fix))
+            fixes += self._updates(text)
             causes[key] = Cause(match.signature.name, text, key[1], sentence, certainty, hint, [], fixes, 0)
         fresh = causes[key].count == 0
         self._quote(causes[key], match)
@@ -351,6 +352,11 @@ class _Judge:
             else:
                 sentence += "."
         return sentence, certainty
+
+    def _updates(self, text: Text) -> tuple[Fix, ...]:
+        """A later release that has the cure, where the log shows an earlier one."""
+        late = [f"{r.package} to {r.version} or later" for r in text.fixed if self._has(r) is False]
+        return (Fix("host", f"Update {' and '.join(late)}."),) if late else ()
 
     def _has(self, release: Release) -> bool | None:
         """True when the log shows that release or a later one, None when it does not say."""

@@ -118,6 +118,14 @@ _PAGES = (
         "A build for this CPU.",
     ),
     Page(
+        "ENV935", "The log is the message of a container tool",
+        "docker, podman or kubectl found no container of the name that was asked for, and said so instead of a log.",
+        "The name is misspelt, or the container was removed (`--rm` removes it as it ends, with its log).",
+        "Nothing of the server was read.",
+        "`Error response from daemon: No such container: vllm`",
+        "`docker ps -a` lists the names. Start the container without `--rm` to keep its log.",
+    ),
+    Page(
         "ENV990", "A failure that no signature knows",
         "The log shows that something failed, and nothing in it matches what is known.",
         "The rebuilt traceback of the process that failed first is the best lead. Nothing was guessed.",
