@@ -115,3 +115,14 @@ def test_an_output_that_is_no_plain_file_is_written_through(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-m", "xpufp8", "render", str(FAILS), "--format", "json", "--output", str(link)], check=False)
     assert link.is_symlink()
     assert json.loads((tmp_path / "real.json").read_text())["schema_version"] == "1"
+
+
+def test_what_a_probe_printed_is_no_command_to_a_workflow_runner(xpufp8: Run, tmp_path: Path) -> None:
+    data = json.loads(FAILS.read_text())
+    data["findings"][0]["evidence"][0]["observed"] = "x\n::stop-commands::token\n   ::add-mask::y"
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    plain, runner = xpufp8("render", tmp_path / "r.json"), xpufp8("render", tmp_path / "r.json", GITHUB_ACTIONS="true")
+    assert "::stop-commands::" in plain.stdout
+    assert [line for line in runner.stdout.splitlines() if line.lstrip().startswith("::")] == []
+    assert ": :stop-commands::token" in runner.stdout
+    assert len(plain.stdout.splitlines()) == len(runner.stdout.splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
@@ -34,8 +35,15 @@ def render(report: Report, width: int = WIDTH) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the report to a console, which knows its width and whether colours are wanted."""
-    console.print(view(report))
+    """Print the report to a console, which knows its width and whether colours are wanted.
+
+    In a GitHub workflow a line that begins with ``::`` is a command to the runner, even behind blanks, and what a probe printed
+    must not give one.
+    """
+    if os.environ.get("GITHUB_ACTIONS"):
+        console.file.write(re.sub(r"(?m)^(\s*):(?=:)", r"\1: ", render(report)))
+    else:
+        console.print(view(report))
 
 
 def view(report: Report) -> RenderableType:
