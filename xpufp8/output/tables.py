@@ -16,10 +16,13 @@ from xpufp8.output.text import plain
 PLATFORMS = ("XPU", "CPU", "CUDA", "ROCM", "TPU")
 
 
-KERNEL_LEGEND = "Numbers: kernels in a platform's row; '-': no row. The last column is what vLLM raises for a platform that has no row or no kernel."
+KERNEL_LEGEND = (
+    "Numbers: kernels in a platform's row; '-': no row. The last column is what vLLM raises for a platform that has no row "
+    "or no kernel."
+)
 OP_LEGEND = (
-    "traces: what torch.compile makes of a call. how: fake, meta, composite, or none of them. keys: devices with a kernel here. An op "
-    "without a fake matters only to a model that calls it: xpufp8 doctor MODEL says which do."
+    "traces: what torch.compile makes of a call. how: fake, meta, composite, or none of them. keys: devices with a kernel here. "
+    "An op without a fake matters only to a model that calls it: xpufp8 doctor MODEL says which do."
 )
 
 
