@@ -32,8 +32,10 @@ def test_a_signal_ends_every_child_and_leaves_nothing(number: signal.Signals, tm
     temporary.mkdir()
     command = [sys.executable, "-m", "xpufp8", "doctor", "--device", "cpu", "--python", str(hanging)]
     doctor = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
+        # Under nohup or as a job in the background the tests themselves were started with these ignored, and children inherit that.
+        preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)],  # noqa: PLW1509
+    )  # fmt: skip
     process = psutil.Process(doctor.pid)
     limit = time.monotonic() + 60
     while len(children := process.children(recursive=True)) < 2 and time.monotonic() < limit:
