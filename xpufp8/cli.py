@@ -118,6 +118,7 @@ def doctor(
             runtime_fixes=runtime_fixes,
             cache=not no_cache,
             on_done=progress.done,
+            on_try=progress.trying,
             options={"triton_xpu": str(triton_xpu.absolute())} if triton_xpu else {},
         )
         report = work.diagnose_target(target, request)
@@ -166,7 +167,12 @@ def serve(
         )
     with Progress(target) as progress:
         request = Request(
-            skip=tuple(skip or ()), timeout=timeout, runtime_fixes=runtime_fixes, cache=not no_cache, on_done=progress.done
+            skip=tuple(skip or ()),
+            timeout=timeout,
+            runtime_fixes=runtime_fixes,
+            cache=not no_cache,
+            on_done=progress.done,
+            on_try=progress.trying,
         )
         decision = work.decide(target, request, level, anyway=anyway)
     if not decision.start:

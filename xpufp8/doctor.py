@@ -53,6 +53,8 @@ class Request:
     """False stops after the first look: nothing is repaired, nothing is probed again."""
     cache: bool = True
     on_done: OnDone | None = None
+    on_try: Callable[[str], None] | None = None
+    """Told which fixes are in place before probes run again with them."""
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -169,6 +169,8 @@ class Bench:
         launch = launch_for(target, self.request, items.apply, [folder] if folder else [])
         launch = replace(launch, environment=launch.environment | items.variables)
         self.runs += 1
+        if self.request.on_try is not None:
+            self.request.on_try(", ".join(sorted(f.action for f in fixes)))
         for report in observe(target, names, self.request, launch):
             self.seen[report.name, relevant[report.name]] = report
 

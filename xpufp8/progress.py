@@ -37,6 +37,17 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
+    def trying(self, fixes: str) -> None:
+        """Probes run again, with these fixes in place."""
+        from probes.redact import redact
+        from xpufp8.output.text import clean
+
+        line = f"trying {clean(redact(fixes))}"
+        if self._status is not None:
+            self._status.update(f"probing · {line}")
+        else:
+            print(f"xpufp8: {line}", file=sys.stderr)
+
     def done(self, report: ProbeReport) -> None:
         """A probe has ended."""
         line = f"{report.name}: {report.status} in {report.seconds:.1f} s"

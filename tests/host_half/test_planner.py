@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from xpufp8.children import Launch
 from xpufp8.command import Items, assignments, vllm_args
 from xpufp8.doctor import Request
 from xpufp8.planner import Bench, Trial, because, choose, key, mark, rank, seen_by, shorten
+from xpufp8.progress import Progress
 from xpufp8.report import Evidence, Finding, Fix
 from xpufp8.target import Target
 
@@ -229,3 +231,16 @@ def test_what_only_the_plan_could_tell_is_unknown_no_more() -> None:
     b = bench([stopped, reached, peers], lambda have: [peers] if "--dtype float16" in have else [stopped, reached, peers])
     fixes = shorten(b, choose(b))
     assert [(f.code, [x.verified for x in f.fixes]) for f in mark(b, fixes)] == [("MDL001", [True]), ("P2P013", [])]
+
+
+def test_what_is_tried_is_said_before_its_probes_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it a reader sees the same probe again and again and does not know why."""
+    target = Target("python", "cpu", typed=("m",))
+    progress = Progress(target)
+    said = []
+    monkeypatch.setattr("xpufp8.doctor.observe", lambda t, names, r, launch: said.append("probes") or [])
+    monkeypatch.setattr("xpufp8.doctor.launch_for", lambda *a: Launch("python", []))
+    request = Request(on_try=lambda fixes: (said.append(fixes), progress.trying(fixes)))
+    Bench(target, request, {"model_trace": None}, {}, [OPS])._run(target, frozenset({FAKE, HALF}), ["model_trace"], {})
+    assert said == ["--dtype float16, fake:ns::op", "probes"]
+    assert capsys.readouterr().err == "xpufp8: trying --dtype float16, fake:ns::op\n"
