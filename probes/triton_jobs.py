@@ -91,7 +91,7 @@ def linear(form: Form, buckets: tuple[int, ...]) -> Iterator[Job]:
 
     for bucket in buckets:
         for tile in space.small("xpu", bucket, form.how):
-            constants = {**form.constants(tile), "FIT": False, "SWAP": tile.swap, "STREAM": tile.stream}
+            constants = {**form.constants(tile), "FIT": False, "SWAP": tile.swap, "TWIN": tile.twin, "STREAM": tile.stream}
             at = (*form.aligned, "part_ptr", "count_ptr")
             yield Job(
                 SOURCE, "w8a16_small", w8a16_small, form.signature(), constants, tile.warps, tile.stages, at, _said(tile, form)

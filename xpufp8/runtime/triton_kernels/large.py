@@ -36,6 +36,25 @@ def fit_activations(x_ptr, q_ptr, f_ptr, K, stride_xm, LIMIT: tl.constexpr, POWE
 
 
 @triton.jit
+def fit_groups(x_ptr, q_ptr, f_ptr, M, K, stride_xm, stride_f,
+               LIMIT: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    """Divide each ``G`` elements along K by a factor so that the largest of them is ``LIMIT``.
+
+    Writes the quotient to ``q [M, K]`` and the factor of row m and group g to ``f[g * stride_f + m]``; K is a multiple of ``G``.
+    """
+    i = tl.arange(0, ROWS * GROUPS)
+    m = tl.program_id(0) * ROWS + i % ROWS
+    g = tl.program_id(1) * GROUPS + i // ROWS
+    there = (m < M) & (g * G < K)
+    rk = g[:, None] * G + tl.arange(0, G)[None, :]
+    x = tl.load(x_ptr + m[:, None].to(tl.int64) * stride_xm + rk, mask=there[:, None], other=0.0).to(tl.float32)
+    factor = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-30) / LIMIT
+    x = tl.minimum(tl.maximum(x / factor[:, None], -LIMIT), LIMIT)
+    tl.store(q_ptr + m[:, None].to(tl.int64) * K + rk, x.to(q_ptr.dtype.element_ty), mask=there[:, None])
+    tl.store(f_ptr + g * stride_f + m, factor, mask=there)
+
+
+@triton.jit
 def widen_weight(w_ptr, s_ptr, o_ptr, N, K, stride_w, stride_sn,
                  BN: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, GN: tl.constexpr, GK: tl.constexpr):  # fmt: skip
     """Write the dequantized weight ``[N, K]`` in the dtype of ``o``; the product with the scale is rounded once."""

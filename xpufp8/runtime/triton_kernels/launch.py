@@ -106,7 +106,8 @@ def small(layer: Any, tile: Tile, share: int, x: Any, weight: Any, scale: Any, b
     w8a16_small[grid](
         x, weight, scale, bias if bias is not None else scale, out, scratch, count, m, n, k,
         x.stride(0), weight.stride(1) if columns else weight.stride(0), scale.stride(0) if layer.layout == "block" else 0, parts,
-        FIT=tile.how == "fp16" and (x.dtype == torch.bfloat16 or deep), SWAP=tile.swap, COLUMNS=columns, STREAM=tile.stream,
+        FIT=tile.how == "fp16" and (x.dtype == torch.bfloat16 or deep), SWAP=tile.swap, TWIN=tile.twin,
+        COLUMNS=columns, STREAM=tile.stream,
         **_facts(layer, tile, weight, bias),
     )  # fmt: skip
     return out.to(x.dtype)

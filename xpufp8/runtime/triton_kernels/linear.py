@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from xpufp8.runtime.candidates import Prepared
 from xpufp8.runtime.problem import Problem, scale_to_float, spread_scale
-from xpufp8.runtime.triton_kernels import backend, launch, space, tuning
+from xpufp8.runtime.triton_kernels import backend, launch, space, tuning, vendor
 
 if TYPE_CHECKING:
     import torch
 
 WIDEN = {"kernel": "widen-then-matmul"}
 """Answer of the tuning that stands for dequantizing into scratch memory and calling the device's own matmul."""
+VENDOR = {"kernel": "vendor-fp8"}
+"""Answer that stands for rounding activations to FP8 and calling the vendor's FP8 product."""
 _plans: dict[str, dict[int, dict[str, Any]]] = {}
 
 
@@ -82,6 +84,8 @@ def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: t
     dtypes = str(x.dtype).removeprefix("torch."), str(weight.dtype).removeprefix("torch.")
     found: list[tuple[dict[str, Any], Any]] = []
     for how in space.ways(name, *dtypes, careful=layer.careful):
+        if how == "pair" and is_columns(weight):
+            continue  # Weights are its left operand, which lies by rows.
         if bucket <= space.SMALL:
             for tile in space.small(name, bucket, how):
                 if depth and tile.k > depth:
@@ -101,6 +105,8 @@ def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: t
             if layer.layout == "block" and (layer.group_n % tile.n or layer.group_k % tile.k):
                 continue
             found.append(({"kernel": "w8a8", **tile.as_dict()}, functools.partial(launch.large_w8a8, layer, tile)))
+        if vendor.takes(layer, weight):
+            found.append((VENDOR, functools.partial(vendor.product, layer)))
     if bucket > space.SMALL or not found:
         found.append((WIDEN, functools.partial(launch.widen_then_matmul, layer)))
     unique = {str(entry[0]): entry for entry in found}

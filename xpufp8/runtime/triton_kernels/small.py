@@ -13,16 +13,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xpufp8.runtime.triton_kernels.widening import advance, block_at, describe, dot, fit_rows, widen
+from xpufp8.runtime.triton_kernels.widening import advance, block_at, describe, dot, dot_of_pair, fit_rows, pair_rows, widen
+
+
+@triton.jit
+def _product(x, wide, HOW: tl.constexpr, FIT: tl.constexpr, SWAP: tl.constexpr, COLUMNS: tl.constexpr, PLAIN: tl.constexpr):
+    """One tile of activation rows with one tile of weights: float32 ``[rows, BN]``, or ``[BN, rows]`` when swapped."""
+    if HOW == "pair":
+        high, low, factor = pair_rows(x)
+        part = dot_of_pair(wide, tl.trans(high), tl.trans(low), PLAIN) * factor[None, :]
+    else:
+        if FIT:
+            rows, factor = fit_rows(x)
+        else:
+            rows = x.to(wide.dtype)
+        if SWAP:
+            part = dot(wide, tl.trans(rows), PLAIN)
+            if FIT:
+                part = part * factor[None, :]
+        else:
+            if COLUMNS == "":
+                wide = tl.trans(wide)
+            part = dot(rows, wide, PLAIN)
+            if FIT:
+                part = part * factor[:, None]
+    return part
 
 
 @triton.jit
 def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_sn,
          BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, GN: tl.constexpr, GK: tl.constexpr,
-         HOW: tl.constexpr, FIT: tl.constexpr, SWAP: tl.constexpr, COLUMNS: tl.constexpr,
+         HOW: tl.constexpr, FIT: tl.constexpr, SWAP: tl.constexpr, TWIN: tl.constexpr, COLUMNS: tl.constexpr,
          EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
     """One tile over K tiles ``k0`` to ``k1``: float32 ``[BM, BN]``, or ``[BN, BM]`` when swapped. Block scales are in it."""
-    rm = tl.arange(0, BM)
+    # Twins share the widened weights: two products of half the rows each.
+    ROWS: tl.constexpr = BM // 2 if TWIN else BM
+    rm = tl.arange(0, ROWS)
     rn = tl.arange(0, BN)
     rk = tl.arange(0, BK)
     n0 = tn * BN
@@ -47,9 +73,11 @@ def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_s
     else:
         s_at = s_ptr + (n0 // GN) * stride_sn
     if SWAP:
-        acc = tl.zeros((BN, BM), tl.float32)
+        acc = tl.zeros((BN, ROWS), tl.float32)
     else:
-        acc = tl.zeros((BM, BN), tl.float32)
+        acc = tl.zeros((ROWS, BN), tl.float32)
+    if TWIN:
+        twin = tl.zeros((BN, ROWS), tl.float32)
     for tk in range(k0, k1):
         if COLUMNS == "descriptor":
             x = x_view.load([0, tk * BK])
@@ -68,39 +96,38 @@ def _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_s
         elif EVEN_K:
             x = tl.load(x_at + tk * BK, mask=(rm < M)[:, None], other=0.0)
             w = tl.load(w_at + tk * BK, eviction_policy="evict_first")
+            if TWIN:
+                y = tl.load(x_at + ROWS * stride_xm + tk * BK, mask=(rm + ROWS < M)[:, None], other=0.0)
         else:
             inside = (tk * BK + rk)[None, :] < K
             x = tl.load(x_at + tk * BK, mask=(rm < M)[:, None] & inside, other=0.0)
             w = tl.load(w_at + tk * BK, mask=inside, other=0.0, eviction_policy="evict_first")
+            if TWIN:
+                y = tl.load(x_at + ROWS * stride_xm + tk * BK, mask=(rm + ROWS < M)[:, None] & inside, other=0.0)
         wide = widen(w, HOW, PLAIN)
-        if COLUMNS == "":
-            wide_t = tl.trans(wide)
-        else:
-            wide_t = wide
         if DEEP:
-            x = x.to(tl.float32) * tl.load(s_at + tl.minimum(tk * BK + rk, K - 1) // GK)[None, :]
-        if FIT:
-            rows, factor = fit_rows(x)
-        else:
-            rows = x.to(wide.dtype)
-        if SWAP:
-            part = dot(wide, tl.trans(rows), PLAIN)
-            if FIT:
-                part = part * factor[None, :]
-        else:
-            part = dot(rows, wide_t, PLAIN)
-            if FIT:
-                part = part * factor[:, None]
+            deep = tl.load(s_at + tl.minimum(tk * BK + rk, K - 1) // GK)[None, :]
+            x = x.to(tl.float32) * deep
+            if TWIN:
+                y = y.to(tl.float32) * deep
+        part = _product(x, wide, HOW, FIT, SWAP, COLUMNS, PLAIN)
+        if TWIN:
+            other = _product(y, wide, HOW, FIT, SWAP, COLUMNS, PLAIN)
         if BLOCK and not DEEP:
             s = tl.load(s_at + (tk * BK) // GK)
             if WIDE:
                 if SWAP:
-                    part = part * s[:, None]
+                    s = s[:, None]
                 else:
-                    part = part * s[None, :]
-            else:
-                part = part * s
+                    s = s[None, :]
+            part = part * s
+            if TWIN:
+                other = other * s
         acc += part
+        if TWIN:
+            twin += other
+    if TWIN:
+        acc = tl.reshape(tl.permute(tl.join(acc, twin), (0, 2, 1)), (BN, BM))
     return acc
 
 
@@ -127,8 +154,8 @@ def _store(acc, s_ptr, b_ptr, o_ptr, off, mask, rn, N, SCALE: tl.constexpr, BIAS
 @triton.jit(do_not_specialize=["M", "stride_sn", "split"])
 def w8a16_small(x_ptr, w_ptr, s_ptr, b_ptr, o_ptr, part_ptr, count_ptr, M, N, K, stride_xm, stride_w, stride_sn, split,
                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, GN: tl.constexpr, GK: tl.constexpr,
-                HOW: tl.constexpr, FIT: tl.constexpr, SWAP: tl.constexpr, COLUMNS: tl.constexpr, STREAM: tl.constexpr, BIAS: tl.constexpr,
-                EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
+                HOW: tl.constexpr, FIT: tl.constexpr, SWAP: tl.constexpr, TWIN: tl.constexpr, COLUMNS: tl.constexpr,
+                STREAM: tl.constexpr, BIAS: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
     """``out [M, N] = x [M, K] @ dequantized(w [N, K]).T + bias`` for M <= BM.
 
     ``COLUMNS``: empty, or how a w that lies as ``[K, N]`` is read: by ``block`` pointers or by ``descriptor``.
@@ -161,7 +188,7 @@ def w8a16_small(x_ptr, w_ptr, s_ptr, b_ptr, o_ptr, part_ptr, count_ptr, M, N, K,
             k0 = place * share
             k1 = tl.minimum(k0 + share, tiles_k)
         acc = _sum(x_ptr, w_ptr, s_ptr, tn, k0, k1, M, N, K, stride_xm, stride_w, stride_sn,
-                   BM, BN, BK, SCALE, GN, GK, HOW, FIT, SWAP, COLUMNS, EVEN_N, EVEN_K, PLAIN)  # fmt: skip
+                   BM, BN, BK, SCALE, GN, GK, HOW, FIT, SWAP, TWIN, COLUMNS, EVEN_N, EVEN_K, PLAIN)  # fmt: skip
         rm = tl.arange(0, BM)
         rn = tn * BN + tl.arange(0, BN)
         if SWAP:

@@ -6,7 +6,9 @@ is cut into is a run-time argument and costs no compilation.
 
 Measured on an H200 (docs/performance.md): for M <= 8, eight rows on the right-hand side of the product (``swap``) beat sixteen on the
 left by 4 to 7 %, because widened weights then go straight to the left operand, and tiles of two blocks' depth win where the grid
-fills the device without cutting K. For M <= 16 two and four warps differ by the shape. For prompts two 64-row tiles a program at
+fills the device without cutting K. Of sixteen rows Triton 3.6 makes Hopper's warp-group product, which takes widened weights in 255
+registers and spills (3.9 does so of eight as well); ``twin`` keeps to the smaller product that eight rows have there, and a ``pair``
+needs no widened weights, which leaves 80 to 96 registers. For prompts two 64-row tiles a program at
 four warps keep the FP8 matrix unit busiest (72 % of cycles), because two programs fit a multiprocessor and take turns.
 For the Intel target the compiler's own output decides (docs/intel-triton.md): block loads, eight rows at least, and bit widening.
 """
@@ -30,6 +32,8 @@ class Tile:
     """How FP8 is widened, in the words of ``widening.widen``; ``fp8`` where it is not."""
     swap: bool = False
     """Weights are the left operand."""
+    twin: bool = False
+    """Rows are two products of half as many, which share the widened weights."""
     stream: bool = False
     """All programs share all K tiles; otherwise each tile is cut into equal parts."""
     group: int = 8
@@ -67,17 +71,27 @@ def ways(backend: str, activation: str, weight: str, *, careful: bool) -> tuple[
         return ("bf16-bits",) if bits else ("bf16",)
     if backend == "hip":
         return ("bf16",)
-    # bfloat16 activations are fitted into fp16's range, because this target widens FP8 to fp16 in one instruction.
-    return ("fp16",)
+    # bfloat16 activations are fitted into fp16's range, because this target widens FP8 to fp16 in one instruction; or each is
+    # given to the FP8 matrix unit as a sum of two FP8 numbers, and weights are not widened at all.
+    return ("fp16", "pair") if weight == "float8_e4m3fn" else ("fp16",)
 
 
 def small(backend: str, bucket_rows: int, how: str) -> list[Tile]:
     """Tiles of the decode kernel."""
     if backend == "interpreter":
-        return [Tile(max(16, bucket_rows), 32, 64, 1, 1, how, stream=bucket_rows == 16)]
+        return [Tile(max(16, bucket_rows), 32, 64, 1, 1, how, swap=how == "pair", stream=bucket_rows == 16)]
     if backend == "xpu":
         rows = max(8, bucket_rows)
         return [Tile(rows, 64, 128, 4, 3, how), Tile(rows, 128, 64, 8, 2, how), Tile(rows, 128, 64, 8, 2, how, stream=True)]
+    if how == "pair":
+        rows = max(16, bucket_rows)
+        if rows == 16:
+            return [
+                Tile(16, 256, 128, 8, 3, how, swap=True),
+                Tile(16, 256, 128, 8, 3, how, swap=True, stream=True),
+                Tile(16, 128, 128, 4, 3, how, swap=True),
+            ]
+        return [Tile(rows, 256, 128, 8, 3, how, swap=True), Tile(rows, 128, 128, 8, 3, how, swap=True)]
     if bucket_rows == 8:
         return [
             Tile(8, 128, 256, 4, 3, how, swap=True),
@@ -90,13 +104,17 @@ def small(backend: str, bucket_rows: int, how: str) -> list[Tile]:
             Tile(16, 128, 128, 4, 3, how),
             Tile(16, 128, 128, 2, 3, how),
             Tile(16, 64, 128, 2, 4, how),
-            Tile(16, 64, 128, 2, 3, how, swap=True),
+            Tile(16, 128, 256, 4, 3, how, swap=True, twin=True),
+            Tile(16, 128, 256, 4, 3, how, swap=True, twin=True, stream=True),
+            Tile(16, 128, 128, 4, 3, how, swap=True, twin=True),
         ]
     return [Tile(bucket_rows, 64, 128, 4, 3, how), Tile(bucket_rows, 128, 128, 4, 3, how), Tile(bucket_rows, 128, 128, 8, 3, how)]
 
 
 def large(backend: str, how: str) -> list[Tile]:
-    """Tiles of the W8A16 kernel for many rows."""
+    """Tiles of the W8A16 kernel for many rows. Twice the products of a pair would cost more there than widening does."""
+    if how == "pair":
+        return []
     if backend == "interpreter":
         return [Tile(32, 32, 64, 1, 1, how)]
     if backend == "xpu":

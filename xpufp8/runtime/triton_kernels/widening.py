@@ -57,6 +57,8 @@ def widen(w, HOW: tl.constexpr, PLAIN: tl.constexpr):
     elif HOW == "fp16-bits":
         b = w.to(tl.int8, bitcast=True).to(tl.int16)
         wide = ((b & -32768) | ((b << 7) & 0x3F80)).to(tl.float16, bitcast=True) * 256.0  # 2^8
+    elif HOW == "pair":
+        wide = w
     else:
         wide = w.to(tl.float16)
     return wide
@@ -78,12 +80,43 @@ def fit_rows(x):
 
 
 @triton.jit
+def pair_rows(x):
+    """Rows of a tile as sums of two e4m3fn numbers, with a power-of-two factor each: ``x ~ (high + low) * factor``.
+
+    The largest element of a row lands in [2^7, 2^8). bfloat16 has eight bits and e4m3fn four: ``high`` is the upper four, cut off, and
+    ``low`` holds exactly what that leaves. Where elements are smaller than 2^-9 of the row's largest, up to 2^-16 of the largest is
+    lost. Weights then go to an FP8 matrix unit as they are, twice, and nothing of them is converted. The factor of a row with an
+    infinity is infinite, since e4m3fn has none.
+    """
+    wide = x.to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    lowered = exponent - 0x03800000  # 2^7 below
+    inverse = (0x7F000000 - lowered).to(tl.float32, bitcast=True)
+    wide = wide * inverse[:, None]
+    upper = (wide.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
+    high = upper.to(tl.float8e4nv)
+    low = (wide - upper).to(tl.float8e4nv)
+    return high, low, tl.where(exponent == 0x7F800000, float("inf"), lowered.to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def dot(a, b, PLAIN: tl.constexpr):
     """Matrix product in float32. ``PLAIN`` is for Triton's interpreter, which has no bfloat16 product."""
     if PLAIN:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
         product = tl.dot(a, b)
+    return product
+
+
+@triton.jit
+def dot_of_pair(a, high, low, PLAIN: tl.constexpr):
+    """``a @ high + a @ low`` in float32."""
+    if PLAIN:
+        product = tl.dot(a.to(tl.float32), high.to(tl.float32) + low.to(tl.float32), input_precision="ieee")
+    else:
+        product = tl.dot(a, low, tl.dot(a, high))
     return product
 
 
