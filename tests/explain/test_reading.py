@@ -97,7 +97,12 @@ def test_a_small_damaged_gzip_file_is_not_lost_whole() -> None:
     assert codes(explain(bytes(packed))) == ["MEM901"]
 
 
-@pytest.mark.parametrize("data", [b"", gzip.compress(b""), b"\x1f\x8b", b"\x1f\x8bplain text after two odd bytes\n"])
+# Named, because gzip writes the time: two workers of one run would collect different tests.
+@pytest.mark.parametrize(
+    "data",
+    [b"", gzip.compress(b""), b"\x1f\x8b", b"\x1f\x8bplain text after two odd bytes\n"],
+    ids=["empty", "empty-gzip", "magic", "magic-and-text"],
+)
 def test_nothing_read_is_never_healthy(data: bytes) -> None:
     explanation = explain(data)
     assert (explanation.outcome, exit_code(explanation), explanation.size) == ("unknown", 3, 0)
