@@ -20,13 +20,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from benchmarks.fp8_ways import FEW, our_ways, torch_ways, vllm_way  # noqa: E402 - found by the path above
+from benchmarks.fp8_ways import our_ways, torch_ways, vllm_way  # noqa: E402 - found by the path above
+from xpufp8.runtime.triton_kernels.space import SMALL as FEW  # noqa: E402 - found by the path above
 
 SHAPES = "28672x8192,8192x8192,5120x17408"
 
@@ -141,6 +142,10 @@ class Case:
     exact: Any
     """float64 rows of the first weight, dequantized, for the columns that are compared."""
     columns: Any
+    rounded: dict[str, Any] = field(default_factory=dict)
+    """float64 of the activations that were measured last, by how they were rounded; none on a CPU."""
+    quantized: tuple[Any, ...] = ()
+    """Those activations and their scales in groups, and by rows."""
 
     @property
     def copies(self) -> int:
@@ -178,13 +183,12 @@ def measure_case(case: Case, m: int, clock: Clock, limits: tuple[float, float], 
     theirs, word = vllm_way(case, x, args.vllm)
     sample = slice(0, min(m, 256))
     wanted = {"16": x.double()[sample] @ case.exact.t()}
-    for kind, rounded in getattr(case, "rounded", {}).items():
+    for kind, rounded in case.rounded.items():
         wanted[kind] = rounded[sample] @ case.exact.t()
     # The yardstick of each kind of operand: widen them to bfloat16 and multiply.
-    rounded = getattr(case, "rounded", {})
     yard = {}
     for kind, value in wanted.items():
-        operand = x[sample] if kind == "16" else rounded[kind][sample].to(torch.bfloat16)
+        operand = x[sample] if kind == "16" else case.rounded[kind][sample].to(torch.bfloat16)
         yard[kind] = relative(operand @ case.exact.to(torch.bfloat16).t(), value)
     rows = [Row(case.n, case.k, m, "floor", seconds * 1e6, 1.0)]
     if word:

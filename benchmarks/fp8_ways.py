@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from benchmarks.fp8_linear import Case
 
 Way = tuple[str, Callable[[int], Any], str]
-FEW = 64
-"""Activation rows up to which a kernel for few rows is taken."""
 
 
 def torch_ways(case: Case, x: Any, args: argparse.Namespace) -> list[Way]:
@@ -59,9 +57,9 @@ def torch_ways(case: Case, x: Any, args: argparse.Namespace) -> list[Way]:
                 "group",
             ),
         ]
-        case.rounded = {"row": q.double() * row.double()[:, None],  # type: ignore[attr-defined]  # read by measure_case
+        case.rounded = {"row": q.double() * row.double()[:, None],
                         "group": qg.double() * by_group.double().repeat_interleave(128, 1)}  # fmt: skip
-        case.quantized = (qg, by_group, q, row)  # type: ignore[attr-defined]  # read by vllm_way and our_ways
+        case.quantized = (qg, by_group, q, row)
     return ways
 
 
@@ -81,7 +79,7 @@ def vllm_way(case: Case, x: Any, folder: Path | None) -> tuple[list[Way], str]:
     if name is None:
         return [], f"vLLM's Triton block kernel: none in {folder.name}"
     kernel = getattr(triton_vllm.load(name, found[name]), name)
-    qg, by_group, *_ = case.quantized  # type: ignore[attr-defined]  # set by torch_ways
+    qg, by_group, *_ = case.quantized
     m, n, k = x.shape[0], case.n, case.k
 
     def run(i: int) -> Any:
@@ -99,8 +97,6 @@ def vllm_way(case: Case, x: Any, folder: Path | None) -> tuple[list[Way], str]:
 
 def our_ways(case: Case, x: Any, *, sweep: bool) -> list[Way]:
     """What the tuning chose, and with ``sweep`` everything it chose from."""
-    import torch
-
     from xpufp8.runtime.problem import Problem
     from xpufp8.runtime.triton_kernels import launch, layer_refuses, linear, space
 
@@ -109,7 +105,7 @@ def our_ways(case: Case, x: Any, *, sweep: bool) -> list[Way]:
         return []
     ways: list[Way] = []
     for title, quantize in (("triton-rows", False), ("triton-w8a8", True)):
-        if quantize and x.shape[0] <= FEW:
+        if quantize and x.shape[0] <= space.SMALL:
             continue
         layer = linear.Layer("block", 128, 128, quantize, False)
         linear.plan(layer, case.weights[0], case.scale, x.dtype)
@@ -120,7 +116,7 @@ def our_ways(case: Case, x: Any, *, sweep: bool) -> list[Way]:
 
         ways.append((f"{title}: {short(chosen)}", forward, operands(chosen)))
         if chosen["kernel"] == "w8a8":
-            *_, q, row = case.quantized  # type: ignore[attr-defined]  # set by torch_ways
+            *_, q, row = case.quantized
             tile = space.Tile(**{key: value for key, value in chosen.items() if key != "kernel"})
 
             def product(i: int, layer: Any = layer, tile: Any = tile, q: Any = q, row: Any = row) -> Any:
@@ -128,10 +124,9 @@ def our_ways(case: Case, x: Any, *, sweep: bool) -> list[Way]:
 
             ways.append((f"{title} (product alone)", product, "row"))
         if sweep:
-            for name, call in linear.candidates_for(layer, x, case.weights[0], case.scale):
+            for name, call in linear.candidates_for(layer, x, case.weights[0]):
                 run = functools.partial(lambda call, i: call(x, case.weights[i], case.scale, None), call)
                 ways.append((f"  {short(name)}", run, operands(name)))
-    del torch
     return ways
 
 

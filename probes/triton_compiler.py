@@ -117,23 +117,26 @@ def properties(architecture: str) -> dict[str, Any]:
     }
 
 
-def compile_one(job: Job, architecture: str) -> Compiled:
-    """Compile, and read the IR."""
+def made_for(job: Job, target: Any) -> Any:
+    """Triton's own result of compiling a job for a target; raises whatever the compiler does."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    result = Compiled(job.source, job.name, job.text, architecture, lowers=False)
     names = list(job.kernel.arg_names)
     signature = {name: "constexpr" if name in job.constants else job.signature[name] for name in names}
     constants = {(names.index(name),): value for name, value in job.constants.items() if name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in job.aligned}
+    source = ASTSource(job.kernel, signature, constants, aligned)
+    return triton.compile(source, target=target, options={"num_warps": job.warps, "num_stages": job.stages})
+
+
+def compile_one(job: Job, architecture: str) -> Compiled:
+    """Compile, and read the IR."""
+    from triton.backends.compiler import GPUTarget
+
+    result = Compiled(job.source, job.name, job.text, architecture, lowers=False)
     try:
-        made = triton.compile(
-            ASTSource(job.kernel, signature, constants, aligned),
-            target=GPUTarget("xpu", properties(architecture), 32),
-            options={"num_warps": job.warps, "num_stages": job.stages},
-        )
+        made = made_for(job, GPUTarget("xpu", properties(architecture), 32))
     except Exception as error:  # noqa: BLE001 - what a compiler raises is the finding
         text = str(error).strip() or type(error).__name__
         result.error = (text.splitlines()[-1] if "\n" in text else text)[:160]

@@ -83,19 +83,24 @@ def _said(tile: Any, form: Form) -> str:
     return f"{tile.m}x{tile.n}x{tile.k}, {tile.warps} warps{', stream' if tile.stream else ''}; {form.text}"
 
 
+def decode(tile: Any, form: Form) -> Job:
+    """The decode kernel with one tile, of any target's space."""
+    from xpufp8.runtime.triton_kernels.small import w8a16_small
+
+    fit = tile.how == "fp16" and form.activation == "bfloat16"
+    constants = {**form.constants(tile), "FIT": fit, "SWAP": tile.swap, "TWIN": tile.twin, "STREAM": tile.stream}
+    at = (*form.aligned, "part_ptr", "count_ptr")
+    return Job(SOURCE, "w8a16_small", w8a16_small, form.signature(), constants, tile.warps, tile.stages, at, _said(tile, form))
+
+
 def linear(form: Form, buckets: tuple[int, ...]) -> Iterator[Job]:
     """The decode kernel for each bucket of rows, and the kernel for many rows, with every tile of the XPU's space."""
     from xpufp8.runtime.triton_kernels import space
     from xpufp8.runtime.triton_kernels.large import w8a16_large
-    from xpufp8.runtime.triton_kernels.small import w8a16_small
 
     for bucket in buckets:
         for tile in space.small("xpu", bucket, form.how):
-            constants = {**form.constants(tile), "FIT": False, "SWAP": tile.swap, "TWIN": tile.twin, "STREAM": tile.stream}
-            at = (*form.aligned, "part_ptr", "count_ptr")
-            yield Job(
-                SOURCE, "w8a16_small", w8a16_small, form.signature(), constants, tile.warps, tile.stages, at, _said(tile, form)
-            )
+            yield decode(tile, form)
     for tile in space.large("xpu", form.how):
         constants = {**form.constants(tile), "GROUP": tile.group, "f_ptr": None}
         yield Job(

@@ -6,35 +6,21 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-from probes.triton_jobs import Form  # noqa: E402 - after the skip
+from triton.backends.compiler import GPUTarget  # noqa: E402 - after the skip
+
+from probes.triton_compiler import made_for  # noqa: E402 - after the skip
+from probes.triton_jobs import Form, decode  # noqa: E402 - after the skip
 from xpufp8.runtime.triton_kernels import space  # noqa: E402 - after the skip
 
 SHARED = 227 * 1024
 """Bytes that a program can have on Hopper."""
 ALL = {tile for how in ("fp16", "pair") for bucket in space.BUCKETS[:4] for tile in space.small("cuda", bucket, how)}
 TILES = sorted((tile for tile in ALL if (tile.twin or tile.how == "pair") and not tile.stream), key=str)
-
-
-def compiled(tile: space.Tile, form: Form) -> Any:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from xpufp8.runtime.triton_kernels.small import w8a16_small as kernel
-
-    fit = form.activation == "bfloat16" and tile.how == "fp16"
-    constants = {**form.constants(tile), "FIT": fit, "SWAP": tile.swap, "TWIN": tile.twin, "STREAM": tile.stream}
-    names = list(kernel.arg_names)
-    signature = {name: "constexpr" if name in constants else form.signature()[name] for name in names}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in (*form.aligned, "part_ptr", "count_ptr")}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return triton.compile(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def resources(cubin: Path) -> dict[str, int]:
@@ -47,7 +33,7 @@ def resources(cubin: Path) -> dict[str, int]:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_a_decode_tile_compiles_for_hopper(tile: space.Tile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    made = compiled(tile, Form("bfloat16", "float8_e4m3fn", tile.how, "", "block", 8192, 8192))
+    made = made_for(decode(tile, Form("bfloat16", "float8_e4m3fn", tile.how, "", "block", 8192, 8192)), GPUTarget("cuda", 90, 32))
     assert made.metadata.shared <= SHARED
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(made.asm["cubin"])

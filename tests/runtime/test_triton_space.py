@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from xpufp8.runtime import triton_kernels  # noqa: E402 - after the skip
 from xpufp8.runtime.problem import Problem  # noqa: E402 - after the skip
-from xpufp8.runtime.triton_kernels import experts, space, tuning  # noqa: E402 - after the skip
+from xpufp8.runtime.triton_kernels import experts, linear, space, tuning  # noqa: E402 - after the skip
 
 
 def problem(**changes: object) -> Problem:
@@ -133,3 +133,16 @@ def test_sorting_gives_each_slot_one_place_in_a_tile_of_its_expert(seed: int) ->
         assert all(int(ids[slot]) == expert for slot in inside)
         assert inside == sorted(inside)
         assert bool(inside) == (expert >= 0)
+
+
+def test_what_the_op_chooses_from_is_listed_once_and_by_the_order_of_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "backend", lambda: "cuda")
+    layer = linear.Layer("block", 128, 128, quantize=True, careful=False)
+    weight = torch.empty(256, 512, dtype=torch.float8_e4m3fn)
+    columns = torch.empty(512, 256, dtype=torch.float8_e4m3fn).t()
+    one, many = torch.empty(1, 512, dtype=torch.bfloat16), torch.empty(600, 512, dtype=torch.bfloat16)
+    found = linear.candidates_for(layer, one, weight)
+    assert linear.candidates_for(layer, one[:, :], weight) is found
+    assert {name["how"] for name, _ in found} == {"fp16", "pair"}
+    assert {name["how"] for name, _ in linear.candidates_for(layer, one, columns)} == {"fp16"}
+    assert [name["kernel"] for name, _ in linear.candidates_for(layer, many, weight)][-2:] == ["vendor-fp8", "widen-then-matmul"]

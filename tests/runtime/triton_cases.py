@@ -69,6 +69,21 @@ def _call(call: Any, weight: Any, flat: Any, x: Any, bias: Any) -> Any:
     return call(x, weight, flat, bias)
 
 
+def compare_rounded(case: str, problem: Problem, weight: Any, scale: Any, x: Any, groups: int, out: Any, bias: Any) -> None:
+    """Compare with float64 of rounded activations, which have one scale a row, or one in ``groups`` along K."""
+    if groups:
+        quotient, factor = launch.fit_groups(x)
+        rounded = (quotient.double() * factor.double().repeat_interleave(groups, 1)).cpu()[: len(x)]
+    else:
+        quotient, factor = launch.fit(x, E4M3, 448.0, power=False)
+        rounded = (quotient.double() * factor.double()[:, None]).cpu()
+    wide = exact(problem, weight, scale, torch.arange(problem.n))
+    wanted = rounded @ wide.t() + bias.cpu().double()
+    plain = (rounded.bfloat16().float() @ wide.bfloat16().float().t() + bias.cpu().float()).bfloat16()
+    say(case=case, rows=len(x), error=norm_error(out, wanted), plain=norm_error(plain, wanted), again=True,
+        rounding=norm_error(rounded, x.cpu().double()), dtype=str(out.dtype), shape=list(out.shape))  # fmt: skip
+
+
 def linear_cases() -> None:
     """Both orders, all scale layouts, both FP8 types, both activation types, ragged sizes, bias, few and many rows."""
     kinds = [("block", (32, 32)), ("block", (48, 128)), ("channel", None), ("tensor", None)]
@@ -87,7 +102,7 @@ def linear_cases() -> None:
         for rows in (*ROWS, 70) if usual and block == (32, 32) else (17, 70) if usual else (3,):
             bias = torch.randn(n).to(dtype) if rows % 2 else None
             x = torch.randn(rows, k).to(dtype)
-            found = linear.candidates_for(layer, x, kept, flat)
+            found = linear.candidates_for(layer, x, kept)
             for name, call in found[-2:] if usual else found[:1]:
                 order = "columns" if columns else "rows"
                 title = f"{layout}{block or ''} {dtype} {weight_dtype} {order} {name['kernel']} {name.get('share', '')}"
@@ -138,16 +153,9 @@ def w8a8_cases() -> None:
         flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight, quantize=True)
         for rows in (3, 70):
             x = torch.randn(rows, 203).to(torch.bfloat16)
-            quotient, factor = launch.fit(x, E4M3, 448.0, power=False)
-            rounded = (quotient.double() * factor.double()[:, None]).cpu()
             bias = torch.randn(77).to(torch.bfloat16)
-            tile = space.large_w8a8("interpreter")[0]
-            out = launch.large_w8a8(layer, tile, x, weight, flat, bias)
-            wide = exact(problem, weight, scale, torch.arange(77))
-            wanted = rounded @ wide.t() + bias.cpu().double()
-            plain = (rounded.bfloat16().float() @ wide.bfloat16().float().t() + bias.cpu().float()).bfloat16()
-            say(case=f"{layout} {weight_dtype}", rows=rows, error=norm_error(out, wanted), plain=norm_error(plain, wanted), again=True,
-                rounding=norm_error(rounded, x.cpu().double()), dtype=str(out.dtype), shape=list(out.shape))  # fmt: skip
+            out = launch.large_w8a8(layer, space.large_w8a8("interpreter")[0], x, weight, flat, bias)
+            compare_rounded(f"{layout} {weight_dtype}", problem, weight, scale, x, 0, out, bias)
 
 
 def code_cases() -> None:
@@ -240,7 +248,7 @@ def vendor_cases() -> None:
     """Rounding in groups, and the vendor's product where this torch has one for the device."""
     x = torch.randn(19, 384).to(torch.bfloat16)
     x[:, ::61] *= 1000
-    quotient, factor = vendor.fit_groups(x)
+    quotient, factor = launch.fit_groups(x)
     rounded = (quotient.double() * factor.double().repeat_interleave(128, 1)).cpu()[:19]
     here = x.cpu().double()
     groups = (rounded - here).view(19, 3, 128).norm(dim=2) / here.view(19, 3, 128).norm(dim=2)
@@ -252,19 +260,9 @@ def vendor_cases() -> None:
         flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight, quantize=True)
         for rows in (70, 512):
             x, bias = torch.randn(rows, 384).to(torch.bfloat16), torch.randn(256).to(torch.bfloat16)
-            assert any(name == linear.VENDOR for name, _ in linear.candidates_for(layer, x, weight, flat))
+            assert any(name == linear.VENDOR for name, _ in linear.candidates_for(layer, x, weight))
             out = vendor.product(layer, x, weight, flat, bias)
-            if layout == "block":
-                quotient, factor = vendor.fit_groups(x)
-                rounded = (quotient.double() * factor.double().repeat_interleave(128, 1)).cpu()[:rows]
-            else:
-                quotient, factor = launch.fit(x, E4M3, 448.0, power=False)
-                rounded = (quotient.double() * factor.double()[:, None]).cpu()
-            wide = exact(problem, weight, scale, torch.arange(256))
-            wanted = rounded @ wide.t() + bias.cpu().double()
-            plain = (rounded.bfloat16().float() @ wide.bfloat16().float().t() + bias.cpu().float()).bfloat16()
-            say(case=f"vendor {layout}", rows=rows, error=norm_error(out, wanted), plain=norm_error(plain, wanted), again=True,
-                dtype=str(out.dtype), shape=list(out.shape))  # fmt: skip
+            compare_rounded(f"vendor {layout}", problem, weight, scale, x, 128 if layout == "block" else 0, out, bias)
 
 
 def experts_cases() -> None:

@@ -19,6 +19,13 @@ _counters: dict[tuple[str, int], Any] = {}
 FP16_TOP = 2.0**14
 """Size of the largest element of a row that is fitted into fp16: room for the sums of a matrix unit that rounds to fp16."""
 
+FP8_TOP = 448.0
+"""Largest e4m3fn number."""
+GROUP = 128
+"""Elements along K that share a scale where activations are rounded in groups."""
+FILLED = 16
+"""Rows that are rounded in groups are filled up to a multiple of this: scales are read sixteen bytes at a time."""
+
 
 def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
@@ -127,6 +134,31 @@ def fit(x: torch.Tensor, dtype: Any, limit: float, *, power: bool) -> tuple[torc
     return quotient.to(dtype), factor
 
 
+def fit_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round activations to e4m3fn with one scale for each ``GROUP`` along K.
+
+    Args:
+        x: ``[M, K]``, K a multiple of ``GROUP``.
+
+    Returns:
+        e4m3fn ``[M', K]`` and float32 ``[M', K / GROUP]`` that lies by columns, M' being M filled up to ``FILLED``; rows past M hold
+        anything.
+    """
+    import torch
+
+    from xpufp8.runtime.triton_kernels.large import fit_groups as kernel
+
+    m, k = x.shape
+    filled = _cdiv(m, FILLED) * FILLED
+    quotient = _output(filled, k, torch.float8_e4m3fn, x.device)
+    factor = torch.empty(k // GROUP, filled, dtype=torch.float32, device=x.device)
+    rows, groups = 8, 8
+    kernel[(_cdiv(m, rows), _cdiv(k, groups * GROUP))](
+        x, quotient, factor, m, k, x.stride(0), filled, LIMIT=FP8_TOP, ROWS=rows, GROUPS=groups, G=GROUP, num_warps=4
+    )
+    return quotient.to(torch.float8_e4m3fn), factor.t()
+
+
 def large(layer: Any, tile: Tile, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Tensor:
     """Many rows, 16-bit activations."""
     import torch
@@ -153,7 +185,7 @@ def large_w8a8(layer: Any, tile: Tile, x: Any, weight: Any, scale: Any, bias: An
 
     from xpufp8.runtime.triton_kernels.large import w8a8_large
 
-    quotient, factor = fit(x, torch.float8_e4m3fn, 448.0, power=False)
+    quotient, factor = fit(x, torch.float8_e4m3fn, FP8_TOP, power=False)
     return w8a8(layer, tile, quotient, factor, weight, scale, bias, x.dtype, w8a8_large)
 
 

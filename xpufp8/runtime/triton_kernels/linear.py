@@ -71,26 +71,36 @@ def has_nan(weight: torch.Tensor) -> bool:
     return bool(((weight.view(torch.uint8) & 0x7F) == 0x7F).any())
 
 
-def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> list[tuple[dict[str, Any], Any]]:
-    """Every way to compute ``x``: ``(name, run(x, weight, scale, bias))``, in order of preference."""
+Way = tuple[dict[str, Any], Any]
+"""``(name, run(x, weight, scale, bias))``."""
+
+
+def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor) -> tuple[Way, ...]:
+    """Every way to compute ``x``, in order of preference."""
+    n, k = weight.shape
+    return _ways(layer, backend() or "", space.bucket(x.shape[0]), n, k, is_columns(weight), x.dtype, weight.dtype, x.device)
+
+
+@functools.cache
+def _ways(
+    layer: Layer, name: str, bucket: int, n: int, k: int, columns: bool, activation: Any, weight: Any, device: Any
+) -> tuple[Way, ...]:  # fmt: skip
+    """What ``candidates_for`` says. Kept, because the op asks at every call."""
     import torch
 
-    name = backend() or ""
-    rows, (n, k) = x.shape[0], weight.shape
-    bucket = space.bucket(rows)
     # A tile as deep as a block has one scale; the decode kernel alone can take a deeper one.
     # Scales that are multiplied into float16 activations cost them a bit of their eleven, so those keep to one block a tile.
-    depth = layer.group_k if layer.layout == "block" and (layer.group_k < 128 or x.dtype == torch.float16) else 0
-    dtypes = str(x.dtype).removeprefix("torch."), str(weight.dtype).removeprefix("torch.")
-    found: list[tuple[dict[str, Any], Any]] = []
+    depth = layer.group_k if layer.layout == "block" and (layer.group_k < 128 or activation == torch.float16) else 0
+    dtypes = str(activation).removeprefix("torch."), str(weight).removeprefix("torch.")
+    found: list[Way] = []
     for how in space.ways(name, *dtypes, careful=layer.careful):
-        if how == "pair" and is_columns(weight):
+        if how == "pair" and columns:
             continue  # Weights are its left operand, which lies by rows.
         if bucket <= space.SMALL:
             for tile in space.small(name, bucket, how):
                 if depth and tile.k > depth:
                     tile = dataclasses.replace(tile, k=depth)
-                for share in space.shares(tuning.units(x.device), -(-n // tile.n), -(-k // tile.k), stream=tile.stream):
+                for share in space.shares(tuning.units(device), -(-n // tile.n), -(-k // tile.k), stream=tile.stream):
                     call = functools.partial(launch.small, layer, tile, share)
                     found.append(({"kernel": "small", "share": share, **tile.as_dict()}, call))
         else:
@@ -105,12 +115,12 @@ def candidates_for(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: t
             if layer.layout == "block" and (layer.group_n % tile.n or layer.group_k % tile.k):
                 continue
             found.append(({"kernel": "w8a8", **tile.as_dict()}, functools.partial(launch.large_w8a8, layer, tile)))
-        if vendor.takes(layer, weight):
+        if vendor.takes(layer, n, k):
             found.append((VENDOR, functools.partial(vendor.product, layer)))
     if bucket > space.SMALL or not found:
         found.append((WIDEN, functools.partial(launch.widen_then_matmul, layer)))
     unique = {str(entry[0]): entry for entry in found}
-    return list(unique.values())
+    return tuple(unique.values())
 
 
 def _reference(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> Any:
@@ -152,7 +162,7 @@ def plan(layer: Layer, weight: torch.Tensor, scale: torch.Tensor, dtype: Any) ->
     for bucket in space.BUCKETS[:4] if backend() == "interpreter" else space.BUCKETS:
         rows = 1 if bucket == space.BUCKETS[0] else min(bucket, 2048)
         x = torch.randn(rows, weight.shape[1], generator=generator, device="cpu").to(dtype).to(weight.device)
-        found = candidates_for(layer, x, weight, scale)
+        found = candidates_for(layer, x, weight)
         trials = [tuning.Trial(name, functools.partial(call, x, weight, scale, None)) for name, call in found]
         answers[bucket] = tuning.best(weight.device, f"{key}|{bucket}", trials, _reference(layer, x, weight, scale))
     tuning.release(weight.device)
@@ -168,7 +178,7 @@ def forward(layer: Layer, x: torch.Tensor, weight: torch.Tensor, scale: torch.Te
     """Return ``x [M, K] @ dequantized(weight).T + bias`` by what was chosen for M rows."""
     if x.shape[0] == 0:
         return x.new_empty((0, weight.shape[0]))
-    found = candidates_for(layer, x, weight, scale)
+    found = candidates_for(layer, x, weight)
     answer = chosen(layer, x, weight)
     call = next((call for name, call in found if name == answer), found[0][1])
     result: torch.Tensor = call(x, weight, scale, bias)

@@ -14,45 +14,13 @@ from xpufp8.runtime.triton_kernels import launch
 if TYPE_CHECKING:
     import torch
 
-LIMIT = 448.0
-"""Largest e4m3fn number."""
-GROUP = 128
-ROWS = 16
-"""Rows are filled up to a multiple of this, because scales are read sixteen bytes at a time."""
 
-
-def takes(layer: Any, weight: torch.Tensor) -> bool:
+def takes(layer: Any, n: int, k: int) -> bool:
     """True where ``torch._scaled_mm`` has a form for a layer's scales and sizes, on whatever device."""
-    n, k = weight.shape
     if layer.layout == "block":
-        blocks = (layer.group_n, layer.group_k) == (GROUP, GROUP)
-        return blocks and n % GROUP == k % GROUP == 0
-    return bool(n % 16 == k % 16 == 0)
-
-
-def fit_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round activations to e4m3fn with one scale for each 128 along K.
-
-    Args:
-        x: ``[M, K]``, K a multiple of 128.
-
-    Returns:
-        e4m3fn ``[M', K]`` and float32 ``[M', K / 128]`` that lies by columns, M' being M filled up to ``ROWS``; rows past M hold
-        anything.
-    """
-    import torch
-
-    from xpufp8.runtime.triton_kernels import interpreted
-    from xpufp8.runtime.triton_kernels.large import fit_groups as kernel
-
-    m, k = x.shape
-    filled = -(-m // ROWS) * ROWS
-    quotient = torch.empty(filled, k, dtype=torch.float32 if interpreted() else torch.float8_e4m3fn, device=x.device)
-    factor = torch.empty(k // GROUP, filled, dtype=torch.float32, device=x.device)
-    rows, groups = 8, 8
-    grid = (-(-m // rows), -(-k // (groups * GROUP)))
-    kernel[grid](x, quotient, factor, m, k, x.stride(0), filled, LIMIT=LIMIT, ROWS=rows, GROUPS=groups, G=GROUP, num_warps=4)
-    return quotient.to(torch.float8_e4m3fn), factor.t()
+        blocks = (layer.group_n, layer.group_k) == (launch.GROUP, launch.GROUP)
+        return blocks and n % launch.GROUP == k % launch.GROUP == 0
+    return n % 16 == k % 16 == 0
 
 
 def product(layer: Any, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Tensor:
@@ -65,10 +33,10 @@ def product(layer: Any, x: Any, weight: Any, scale: Any, bias: Any) -> torch.Ten
 
     m = x.shape[0]
     if layer.layout == "block":
-        quotient, factor = fit_groups(x)
+        quotient, factor = launch.fit_groups(x)
         by_channel = scale.t()
     else:
-        quotient, row = launch.fit(x, torch.float8_e4m3fn, LIMIT, power=False)
+        quotient, row = launch.fit(x, torch.float8_e4m3fn, launch.FP8_TOP, power=False)
         factor = row[:, None]
         by_channel = scale.expand(weight.shape[0])[None, :].contiguous()
     out = torch._scaled_mm(quotient, weight.t(), scale_a=factor, scale_b=by_channel, bias=bias, out_dtype=x.dtype)

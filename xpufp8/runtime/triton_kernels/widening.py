@@ -43,7 +43,7 @@ def widen(w, HOW: tl.constexpr, PLAIN: tl.constexpr):
 
     ``fp16`` and ``bf16`` leave it to the compiler. ``bf16-bits`` and ``fp16-bits`` (e4m3fn only) move sign, exponent and mantissa
     to their places and correct the exponent's bias by an exact multiplication: on targets that convert FP8 in software this is
-    a third of the code. Their NaN codes read as 480, so weights that hold a NaN are never given to them.
+    a third of the code. Their NaN codes read as 480, so weights that hold a NaN are never given to them. ``pair`` leaves FP8 as it is.
     """
     if HOW == "bf16":
         wide = w.to(tl.bfloat16)
@@ -65,18 +65,28 @@ def widen(w, HOW: tl.constexpr, PLAIN: tl.constexpr):
 
 
 @triton.jit
+def _scale_rows(x, TOP: tl.constexpr):
+    """Rows of a tile in float32, divided by a power of two each so that their largest elements land in ``[2^TOP, 2^(TOP + 1))``.
+
+    Returns the quotients, the powers, and which rows hold an infinity.
+    """
+    wide = x.to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    lowered = exponent - (TOP << 23)
+    inverse = (0x7F000000 - lowered).to(tl.float32, bitcast=True)
+    return wide * inverse[:, None], lowered.to(tl.float32, bitcast=True), exponent == 0x7F800000
+
+
+@triton.jit
 def fit_rows(x):
     """Rows of a tile as fp16 with a power-of-two factor each: ``x ~ rows * factor``.
 
     The largest element of a row lands in [2^14, 2^15), so nothing overflows whatever the row's size, and what is lost is smaller
     than 2^-38 of it. Powers of two keep the eight bits of bfloat16 exact. A row with an infinity or a NaN stays not finite.
     """
-    wide = x.to(tl.float32)
-    peak = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
-    lowered = exponent - 0x07000000  # 2^14 below
-    inverse = (0x7F000000 - lowered).to(tl.float32, bitcast=True)
-    return (wide * inverse[:, None]).to(tl.float16), lowered.to(tl.float32, bitcast=True)
+    rows, factor, _ = _scale_rows(x, 14)
+    return rows.to(tl.float16), factor
 
 
 @triton.jit
@@ -88,16 +98,9 @@ def pair_rows(x):
     lost. Weights then go to an FP8 matrix unit as they are, twice, and nothing of them is converted. The factor of a row with an
     infinity is infinite, since e4m3fn has none.
     """
-    wide = x.to(tl.float32)
-    peak = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
-    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
-    lowered = exponent - 0x03800000  # 2^7 below
-    inverse = (0x7F000000 - lowered).to(tl.float32, bitcast=True)
-    wide = wide * inverse[:, None]
-    upper = (wide.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
-    high = upper.to(tl.float8e4nv)
-    low = (wide - upper).to(tl.float8e4nv)
-    return high, low, tl.where(exponent == 0x7F800000, float("inf"), lowered.to(tl.float32, bitcast=True))
+    rows, factor, infinite = _scale_rows(x, 7)
+    upper = (rows.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
+    return upper.to(tl.float8e4nv), (rows - upper).to(tl.float8e4nv), tl.where(infinite, float("inf"), factor)
 
 
 @triton.jit
