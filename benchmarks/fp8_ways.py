@@ -98,14 +98,14 @@ def vllm_way(case: Case, x: Any, folder: Path | None) -> tuple[list[Way], str]:
 def our_ways(case: Case, x: Any, *, sweep: bool) -> list[Way]:
     """What the tuning chose, and with ``sweep`` everything it chose from."""
     from xpufp8.runtime.problem import Problem
-    from xpufp8.runtime.triton_kernels import launch, layer_refuses, linear, space
+    from xpufp8.runtime.triton_kernels import launch, layer_refuses, linear, space, vendor
 
     problem = Problem("block", "dynamic-group", case.n, case.k, x.dtype, case.weights[0].dtype, (128, 128))
     if layer_refuses(problem, x.device.type):
         return []
     ways: list[Way] = []
     for title, quantize in (("triton-rows", False), ("triton-w8a8", True)):
-        if quantize and x.shape[0] <= space.SMALL:
+        if quantize and x.shape[0] < vendor.LEAST_ROWS:
             continue
         layer = linear.Layer("block", 128, 128, quantize, False)
         linear.plan(layer, case.weights[0], case.scale, x.dtype)
@@ -139,6 +139,6 @@ def short(name: dict[str, Any]) -> str:
     """A configuration in a few words."""
     if len(name) == 1:
         return str(name["kernel"])
-    flags = "".join(f" {key}" for key in ("swap", "twin", "stream") if name.get(key))
+    flags = "".join(f" {key}" for key in ("swap", "ahead", "stream") if name.get(key))
     share = f" parts {name['share']}" if "share" in name else f" group {name['group']}"
     return f"{name['kernel']} {name['m']}x{name['n']}x{name['k']} warps {name['warps']} stages {name['stages']} {name['how']}{share}{flags}"

@@ -117,7 +117,7 @@ def properties(architecture: str) -> dict[str, Any]:
     }
 
 
-def made_for(job: Job, target: Any) -> Any:
+def made_for(job: Job, target: Any, **options: Any) -> Any:
     """Triton's own result of compiling a job for a target; raises whatever the compiler does."""
     import triton
     from triton.compiler import ASTSource
@@ -127,7 +127,7 @@ def made_for(job: Job, target: Any) -> Any:
     constants = {(names.index(name),): value for name, value in job.constants.items() if name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in job.aligned}
     source = ASTSource(job.kernel, signature, constants, aligned)
-    return triton.compile(source, target=target, options={"num_warps": job.warps, "num_stages": job.stages})
+    return triton.compile(source, target=target, options={"num_warps": job.warps, "num_stages": job.stages, **options})
 
 
 def compile_one(job: Job, architecture: str) -> Compiled:

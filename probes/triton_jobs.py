@@ -88,7 +88,15 @@ def decode(tile: Any, form: Form) -> Job:
     from xpufp8.runtime.triton_kernels.small import w8a16_small
 
     fit = tile.how == "fp16" and form.activation == "bfloat16"
-    constants = {**form.constants(tile), "FIT": fit, "SWAP": tile.swap, "TWIN": tile.twin, "STREAM": tile.stream}
+    constants = {
+        **form.constants(tile),
+        "FIT": fit,
+        "SWAP": tile.swap,
+        "AHEAD": tile.ahead,
+        "EARLY": False,
+        "ONCE": tile.at_once,
+        "STREAM": tile.stream,
+    }
     at = (*form.aligned, "part_ptr", "count_ptr")
     return Job(SOURCE, "w8a16_small", w8a16_small, form.signature(), constants, tile.warps, tile.stages, at, _said(tile, form))
 

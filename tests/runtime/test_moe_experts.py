@@ -71,12 +71,15 @@ def test_experts_against_float64(count: int, hidden: int, inner: int, tokens: in
     local = ids if mapping is None else mapping[ids.long()]
     call = ExpertCall(weights, scales, (shares, ids), block if layout == "block" else None, activation, mapping, biases)
     wanted = reference(x, w13, w2, shares, local, ACTIVATIONS[activation], biases)
+    sizes = tuple(None if bias is None else bias.abs() for bias in biases)
+    terms = float(reference(x.abs(), w13.abs(), w2.abs(), shares, local, torch.abs, sizes).norm())
     for candidate in PLAIN:
         got = forward(candidate, x, call)
         assert (got.dtype, got.shape) == (dtype, x.shape)
-        # Roundings of weights, gate and up, hidden state and output, 2^-9 each in bfloat16; small layers do not average them. float16 has
-        # steps of 2^-24 near zero.
-        assert float((got.double() - wanted).norm()) < 2.0**-6 * float(wanted.norm()) + 2.0**-20, candidate.name
+        # Roundings of weights, gate and up, hidden state and output, 2^-9 each in bfloat16. Small layers do not average them, and where
+        # their terms cancel, what was rounded is as large as those. float16 has steps of 2^-24 near zero.
+        allowed = 2.0**-6 * float(wanted.norm()) + 2.0**-20 + (2.0**-9 * terms if min(hidden, inner) < 16 else 0.0)
+        assert float((got.double() - wanted).norm()) < allowed, candidate.name
 
 
 @pytest.mark.parametrize("weight_dtype", FP8)

@@ -126,20 +126,25 @@ def tile_cases() -> None:
                 title = f"{layout} {how} depth {depth} swap {swap} stream {stream} share {share}"
                 call = functools.partial(launch.small, layer, tile, share)
                 compare(title, problem, weight, scale, functools.partial(_call, call, weight, flat), x, bias)
-    for layout, (how, twin), stream, depth in itertools.product(
-        ("block", "channel", "tensor"), (("pair", False), ("fp16", True), ("bf16", True)), (False, True), (64, 128)
+    for layout, how, stream, depth, swap in itertools.product(
+        ("block", "channel", "tensor"), ("pair", "fp16", "bf16"), (False, True), (64, 128, 256), (False, True)
     ):
-        if layout == "block" and depth > 64 and how != "fp16":
-            continue  # Scales in the activations cost those of eight bits some of them; no target is given that form.
-        # 40 rows of weights in tiles of 32, deep tiles of two blocks, a last K tile that is not full.
-        problem, weight, scale = make(layout, 40, 328, torch.bfloat16, E4M3, (32, 64) if layout == "block" else None)
+        # Scales in the activations cost those of eight bits some of them; no target is given that form.
+        if (
+            (depth > 64 and (how, layout, stream) != ("fp16", "block", False))
+            or (how == "pair" and not swap)
+            or (stream and swap)
+        ):
+            continue
+        # 40 rows of weights in tiles of 32, tiles as deep as several blocks, a last K tile that is not full, parts that are not equal.
+        problem, weight, scale = make(layout, 40, 584, torch.bfloat16, E4M3, (32, 64) if layout == "block" else None)
         flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight)
-        tile = space.Tile(16, 32, depth, 1, 1, how, swap=True, twin=twin, stream=stream)
+        tile = space.Tile(16, 32, depth, 1, 1, how, swap=swap, ahead=True, stream=stream)
         bias = torch.randn(40).to(torch.bfloat16)
-        for rows in (1, 9, 16):
-            x = torch.randn(rows, 328).to(torch.bfloat16)
-            call = functools.partial(launch.small, layer, tile, 2)
-            title = f"{layout} {how} depth {depth} twin {twin} stream {stream}"
+        for rows, share in ((9, 1), (16, 3))[how != "fp16" :]:
+            x = torch.randn(rows, 584).to(torch.bfloat16)
+            call = functools.partial(launch.small, layer, tile, share)
+            title = f"{layout} {how} depth {depth} ahead swap {swap} stream {stream} share {share}"
             compare(title, problem, weight, scale, functools.partial(_call, call, weight, flat), x, bias)
     say(case="counters", left=sum(int(held.abs().sum()) for held in launch._counters.values()))
 
@@ -219,6 +224,46 @@ def range_cases() -> None:
         say(case=f"scale {value}", finite=[bool(c) for c in torch.isfinite(out).all(dim=0)])
 
 
+def ahead_cases() -> None:
+    """Activations that are rounded to fp16 as they are: rows that do not fit are found by every program and done again."""
+    if DEVICE == "cpu":
+        tiles = [space.Tile(16, 32, 128, 1, 1, "fp16", swap=swap, ahead=True) for swap in (False, True)]
+        n, k, block = 64, 456, (32, 64)
+    else:
+        tiles = [tile for rows in (8, 16) for tile in space.small("cuda", rows, "fp16") if tile.ahead]
+        n, k, block = 384, 2376, (128, 128)
+    kinds = (("block", E4M3), ("channel", E4M3), ("tensor", E5M2))
+    for (layout, weight_dtype), tile, share in itertools.product(kinds, tiles, (1, 3)):
+        if layout != "block" and (share == 1 or tile.swap == (layout == "channel")):
+            continue
+        problem, weight, scale = make(layout, n, k, torch.bfloat16, weight_dtype, block if layout == "block" else None)
+        flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight)
+        run = functools.partial(_call, functools.partial(launch.small, layer, tile, share), weight, flat)
+        usual = torch.randn(7, k)
+        rows = {"huge": usual * 1e25, "tiny": usual * 1e-25}
+        rows["far apart"] = usual * torch.exp2(torch.arange(7.0) * 16 - 48)[:, None]
+        # The first tile is where a program begins; outliers of both signs cancel to no number.
+        rows["nothing at first"] = torch.cat([torch.zeros(7, 256), usual[:, 256:] * 1e-9], dim=1)
+        rows["outliers"] = usual.clone()
+        rows["outliers"][2, ::7] *= 1e6
+        rows["alone"] = torch.zeros(7, k)
+        rows["alone"][range(7), range(0, 7 * 64, 64)] = torch.logspace(-12, 12, 7)
+        for title, x in rows.items():
+            compare(f"{layout} {tile.m} share {share} {title}", problem, weight, scale, run, x.to(torch.bfloat16), None)
+        x = usual.to(torch.bfloat16)
+        x[1], x[3, 5], x[4, 5], x[5, 5] = 0, float("inf"), -float("inf"), float("nan")
+        out = run(x, None)
+        say(case="no numbers", finite=[bool(torch.isfinite(row).all()) for row in out], zero=float(out[1].abs().max()))
+        if layout == "block":
+            nothing = scale.clone()
+            nothing[0] = 0
+            nothing[1:, :2] = 0
+            other = functools.partial(
+                _call, functools.partial(launch.small, layer, tile, share), weight, linear.flat_scale(problem, nothing)
+            )
+            compare(f"{tile.m} share {share} scales of zero", problem, weight, nothing, other, x[[0, 2, 6]], None)
+
+
 def pair_cases() -> None:
     """Activations as sums of two FP8 numbers: every bfloat16 mantissa, rows of every size, values that are no numbers."""
     mantissas = torch.arange(128, dtype=torch.int32)
@@ -253,13 +298,17 @@ def vendor_cases() -> None:
     here = x.cpu().double()
     groups = (rounded - here).view(19, 3, 128).norm(dim=2) / here.view(19, 3, 128).norm(dim=2)
     say(case="rounding", worst=float(groups.max()), largest=float(quotient[:19].float().abs().max()), rows=len(quotient))
+    x[3, 200] = float("nan")
+    for title, groups, (quotient, _) in (("row", 1, launch.fit(x, E4M3, 448.0, power=False)), ("group", 3, launch.fit_groups(x))):
+        lost = torch.isnan(quotient[:19].float()).view(19, groups, -1).any(dim=2).cpu()
+        say(case="nan", title=title, places=lost.nonzero().tolist())
     for layout, block in (("block", (128, 128)), ("channel", None), ("tensor", None)):
         if layout == "block" and DEVICE == "cpu":
             continue
-        problem, weight, scale = make(layout, 256, 384, torch.bfloat16, E4M3, block)
+        problem, weight, scale = make(layout, 256, 512, torch.bfloat16, E4M3, block)
         flat, layer = linear.flat_scale(problem, scale), layer_of(problem, weight, quantize=True)
-        for rows in (70, 512):
-            x, bias = torch.randn(rows, 384).to(torch.bfloat16), torch.randn(256).to(torch.bfloat16)
+        for rows in (70, 200):
+            x, bias = torch.randn(rows, 512).to(torch.bfloat16), torch.randn(256).to(torch.bfloat16)
             assert any(name == linear.VENDOR for name, _ in linear.candidates_for(layer, x, weight))
             out = vendor.product(layer, x, weight, flat, bias)
             compare_rounded(f"vendor {layout}", problem, weight, scale, x, 128 if layout == "block" else 0, out, bias)
@@ -349,7 +398,7 @@ def candidate_cases() -> None:
 
 
 GROUPS = {"linear": linear_cases, "tiles": tile_cases, "w8a8": w8a8_cases, "codes": code_cases, "range": range_cases,
-          "pair": pair_cases, "vendor": vendor_cases,
+          "ahead": ahead_cases, "pair": pair_cases, "vendor": vendor_cases,
           "experts": experts_cases, "candidates": candidate_cases}  # fmt: skip
 
 if __name__ == "__main__":

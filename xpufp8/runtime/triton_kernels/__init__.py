@@ -117,7 +117,8 @@ def _prepare(problem: Problem, weight: torch.Tensor, scale: torch.Tensor, *, qua
 def linear_candidates() -> list[Candidate]:
     """Every linear kernel here, most preferred first; none where Triton is not installed.
 
-    ``triton-w8a8`` rounds activations to FP8 for prompts and keeps them in 16 bits for a few rows, where they cost nothing.
+    ``triton-w8a8`` rounds activations to FP8 for prompts, and from 32 rows on where the device's vendor has a faster product for that; for
+    fewer rows it keeps them in 16 bits, where they cost nothing.
     ``triton-columns`` keeps the weight as ``[K, N]``, which targets with two-dimensional block loads read best; its ``Prepared.weight``
     still has shape ``[N, K]``, by strides. ``triton-rows`` takes it as it is.
     """

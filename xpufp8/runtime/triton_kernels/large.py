@@ -13,6 +13,13 @@ from xpufp8.runtime.triton_kernels.widening import advance, block_at, describe, 
 
 
 @triton.jit
+def _within(x, LIMIT: tl.constexpr):
+    """``x`` between ``-LIMIT`` and ``LIMIT``; a NaN stays one, as it does not in a GPU's plain minimum."""
+    x = tl.maximum(x, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def fit_activations(x_ptr, q_ptr, f_ptr, K, stride_xm, LIMIT: tl.constexpr, POWER: tl.constexpr, B: tl.constexpr):
     """Divide each row by a factor so that its largest element is ``LIMIT``, or by a power of two so that it is below it.
 
@@ -31,8 +38,7 @@ def fit_activations(x_ptr, q_ptr, f_ptr, K, stride_xm, LIMIT: tl.constexpr, POWE
     inverse = 1.0 / factor
     for k in range(0, K, B):
         x = tl.load(x_ptr + m * stride_xm + k + r, mask=k + r < K, other=0.0).to(tl.float32) * inverse
-        x = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
-        tl.store(q_ptr + m * K + k + r, x.to(q_ptr.dtype.element_ty), mask=k + r < K)
+        tl.store(q_ptr + m * K + k + r, _within(x, LIMIT).to(q_ptr.dtype.element_ty), mask=k + r < K)
 
 
 @triton.jit
@@ -49,7 +55,7 @@ def fit_groups(x_ptr, q_ptr, f_ptr, M, K, stride_xm, stride_f,
     rk = g[:, None] * G + tl.arange(0, G)[None, :]
     x = tl.load(x_ptr + m[:, None].to(tl.int64) * stride_xm + rk, mask=there[:, None], other=0.0).to(tl.float32)
     factor = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-30) / LIMIT
-    x = tl.minimum(tl.maximum(x / factor[:, None], -LIMIT), LIMIT)
+    x = _within(x / factor[:, None], LIMIT)
     tl.store(q_ptr + m[:, None].to(tl.int64) * K + rk, x.to(q_ptr.dtype.element_ty), mask=there[:, None])
     tl.store(f_ptr + g * stride_f + m, factor, mask=there)
 

@@ -53,6 +53,34 @@ def block_access() -> str:
     return "descriptor" if (major, minor) >= (3, 8) else "block"
 
 
+@functools.cache
+def starts_early(device: torch.device) -> bool:
+    """True where a kernel can be started before the last one of its stream has ended, and waits for that itself."""
+    import torch
+
+    from xpufp8.runtime.triton_kernels import backend, widening
+
+    if backend() != "cuda" or widening.wait_for_last is None or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return hasattr(CUDAOptions, "launch_pdl")
+
+
+@functools.cache
+def options(tile: Tile, early: bool) -> dict[str, Any]:
+    """What a kernel of a tile that reads ahead is compiled with on this target.
+
+    Two programs fit a multiprocessor of 65,536 registers then, and the next kernel's come in evenly as they leave.
+    """
+    from xpufp8.runtime.triton_kernels import backend
+
+    if backend() != "cuda":
+        return {}
+    most = 65536 // (2 * 32 * tile.warps)
+    return {**({"launch_pdl": True} if early else {}), **({"maxnreg": most} if most < 255 else {})}
+
+
 def _output(m: int, n: int, dtype: Any, device: Any) -> torch.Tensor:
     """Room for a result. The interpreter's own rounding to small formats cuts off, so it stores float32 and torch rounds."""
     import torch
@@ -94,6 +122,8 @@ def small(layer: Any, tile: Tile, share: int, x: Any, weight: Any, scale: Any, b
 
     m, (n, k) = x.shape[0], weight.shape
     tiles, depth = _cdiv(n, tile.n), _cdiv(k, tile.k)
+    columns = _columns(weight)
+    ahead = tile.ahead and not columns
     out = _output(m, n, x.dtype, x.device)
     if tile.stream:
         # A program has at least one K tile; a tile is shared by as many as its K tiles are spread over.
@@ -101,20 +131,21 @@ def small(layer: Any, tile: Tile, share: int, x: Any, weight: Any, scale: Any, b
         grid: tuple[int, ...] = (programs,)
         parts = _cdiv(depth, tiles * depth // programs) + 1
     else:
-        # Parts of equal size; the last ones would be empty when K has few tiles.
-        parts = _cdiv(depth, _cdiv(depth, share))
+        # No part is empty. Neighbouring K tiles go to different parts with ``ahead``, otherwise to the same.
+        parts = min(share, depth) if ahead else _cdiv(depth, _cdiv(depth, share))
         grid = (tiles, parts)
     together = parts > 1
     scratch = torch.empty(parts * m * n if together else 1, dtype=torch.float32, device=x.device)
     count = counters(tiles, x.device)
-    columns = _columns(weight)
     # Scales that are multiplied into fp16 activations may take them out of its range.
     deep = layer.layout == "block" and tile.k > layer.group_k
+    # A kernel in one part fills the device unevenly; the next one's programs would come into the gaps and leave others behind.
+    early = ahead and together and starts_early(x.device)
     w8a16_small[grid](
         x, weight, scale, bias if bias is not None else scale, out, scratch, count, m, n, k,
         x.stride(0), weight.stride(1) if columns else weight.stride(0), scale.stride(0) if layer.layout == "block" else 0, parts,
-        FIT=tile.how == "fp16" and (x.dtype == torch.bfloat16 or deep), SWAP=tile.swap, TWIN=tile.twin,
-        COLUMNS=columns, STREAM=tile.stream,
+        FIT=tile.how == "fp16" and (x.dtype == torch.bfloat16 or deep), SWAP=tile.swap, AHEAD=ahead,
+        EARLY=early, COLUMNS=columns, STREAM=tile.stream, ONCE=tile.at_once, **(options(tile, early) if ahead else {}),
         **_facts(layer, tile, weight, bias),
     )  # fmt: skip
     return out.to(x.dtype)

@@ -98,8 +98,10 @@ def _ways(
             continue  # Weights are its left operand, which lies by rows.
         if bucket <= space.SMALL:
             for tile in space.small(name, bucket, how):
-                if depth and tile.k > depth:
-                    tile = dataclasses.replace(tile, k=depth)
+                # Scales that are multiplied into the activations must be the same for all rows of weights in a tile.
+                limit = depth or (layer.group_k if layer.layout == "block" and layer.group_n % tile.n else 0)
+                if limit and tile.k > limit:
+                    tile = dataclasses.replace(tile, k=limit)
                 for share in space.shares(tuning.units(device), -(-n // tile.n), -(-k // tile.k), stream=tile.stream):
                     call = functools.partial(launch.small, layer, tile, share)
                     found.append(({"kernel": "small", "share": share, **tile.as_dict()}, call))
@@ -115,8 +117,8 @@ def _ways(
             if layer.layout == "block" and (layer.group_n % tile.n or layer.group_k % tile.k):
                 continue
             found.append(({"kernel": "w8a8", **tile.as_dict()}, functools.partial(launch.large_w8a8, layer, tile)))
-        if vendor.takes(layer, n, k):
-            found.append((VENDOR, functools.partial(vendor.product, layer)))
+    if layer.quantize and bucket >= vendor.LEAST_ROWS and vendor.takes(layer, n, k):
+        found.append((VENDOR, functools.partial(vendor.product, layer)))
     if bucket > space.SMALL or not found:
         found.append((WIDEN, functools.partial(launch.widen_then_matmul, layer)))
     unique = {str(entry[0]): entry for entry in found}

@@ -4,11 +4,10 @@ A target is known by the name of Triton's backend, never by the name of a card: 
 out when it is compiled, and among the rest a measurement decides. Only what changes the compiled code is listed; how many parts K
 is cut into is a run-time argument and costs no compilation.
 
-Measured on an H200 (docs/performance.md): for M <= 8, eight rows on the right-hand side of the product (``swap``) beat sixteen on the
-left by 4 to 7 %, because widened weights then go straight to the left operand, and tiles of two blocks' depth win where the grid
-fills the device without cutting K. Of sixteen rows Triton 3.6 makes Hopper's warp-group product, which takes widened weights in 255
-registers and spills (3.9 does so of eight as well); ``twin`` keeps to the smaller product that eight rows have there, and a ``pair``
-needs no widened weights, which leaves 80 to 96 registers. For prompts two 64-row tiles a program at
+Measured on an H200 (docs/performance.md): tiles of 128 rows of weights by two blocks' depth, activations a tile ahead, two programs a
+multiprocessor. For M <= 8, rows stand on the right-hand side of the product (``swap``), because widened weights then go straight to the
+left operand; of sixteen there Triton 3.6 would make Hopper's warp-group product, which spills. Smaller tiles are for layers that
+would leave the device half empty. From 32 rows on a ``pair`` beats widening. For prompts two 64-row tiles a program at
 four warps keep the FP8 matrix unit busiest (72 % of cycles), because two programs fit a multiprocessor and take turns.
 For the Intel target the compiler's own output decides (docs/intel-triton.md): block loads, eight rows at least, and bit widening.
 """
@@ -32,12 +31,18 @@ class Tile:
     """How FP8 is widened, in the words of ``widening.widen``; ``fp8`` where it is not."""
     swap: bool = False
     """Weights are the left operand."""
-    twin: bool = False
-    """Rows are two products of half as many, which share the widened weights."""
+    ahead: bool = False
+    """Activations are read a tile ahead and rounded to 16 bits as they are; rows that do not fit are found afterwards and done again.
+    K tiles are shared out and begun with such that programs do not ask for the same memory at once."""
     stream: bool = False
     """All programs share all K tiles; otherwise each tile is cut into equal parts."""
     group: int = 8
     """Rows of tiles that are computed side by side (many rows only)."""
+
+    @property
+    def at_once(self) -> int:
+        """Parts of a sum that a program may read at the same time: half of the registers hold them, where two programs share 65,536."""
+        return max(1, min(8, 65536 // 4 // (self.m * self.n)))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the cache and for tables."""
@@ -79,36 +84,24 @@ def ways(backend: str, activation: str, weight: str, *, careful: bool) -> tuple[
 def small(backend: str, bucket_rows: int, how: str) -> list[Tile]:
     """Tiles of the decode kernel."""
     if backend == "interpreter":
-        return [Tile(max(16, bucket_rows), 32, 64, 1, 1, how, swap=how == "pair", stream=bucket_rows == 16)]
+        return [
+            Tile(max(16, bucket_rows), 32, 64, 1, 1, how, swap=how == "pair", ahead=bucket_rows == 8, stream=bucket_rows == 16)
+        ]
     if backend == "xpu":
         rows = max(8, bucket_rows)
         return [Tile(rows, 64, 128, 4, 3, how), Tile(rows, 128, 64, 8, 2, how), Tile(rows, 128, 64, 8, 2, how, stream=True)]
     if how == "pair":
-        rows = max(16, bucket_rows)
-        if rows == 16:
-            return [
-                Tile(16, 256, 128, 8, 3, how, swap=True),
-                Tile(16, 256, 128, 8, 3, how, swap=True, stream=True),
-                Tile(16, 128, 128, 4, 3, how, swap=True),
-            ]
-        return [Tile(rows, 256, 128, 8, 3, how, swap=True), Tile(rows, 128, 128, 8, 3, how, swap=True)]
+        if bucket_rows < 32:
+            return []
+        return [
+            Tile(bucket_rows, 256, 128, 8, 3, how, swap=True, ahead=bucket_rows == 32),
+            Tile(bucket_rows, 128, 128, 8, 3, how, swap=True, ahead=True),
+        ]
     if bucket_rows == 8:
-        return [
-            Tile(8, 128, 256, 4, 3, how, swap=True),
-            Tile(8, 64, 128, 4, 3, how, swap=True),
-            Tile(8, 64, 128, 2, 4, how, swap=True),
-            Tile(8, 128, 256, 4, 3, how, swap=True, stream=True),
-        ]
+        return [Tile(8, 128, 256, 8, 3, how, swap=True, ahead=True), Tile(8, 64, 128, 4, 3, how, swap=True)]
     if bucket_rows == 16:
-        return [
-            Tile(16, 128, 128, 4, 3, how),
-            Tile(16, 128, 128, 2, 3, how),
-            Tile(16, 64, 128, 2, 4, how),
-            Tile(16, 128, 256, 4, 3, how, swap=True, twin=True),
-            Tile(16, 128, 256, 4, 3, how, swap=True, twin=True, stream=True),
-            Tile(16, 128, 128, 4, 3, how, swap=True, twin=True),
-        ]
-    return [Tile(bucket_rows, 64, 128, 4, 3, how), Tile(bucket_rows, 128, 128, 4, 3, how), Tile(bucket_rows, 128, 128, 8, 3, how)]
+        return [Tile(16, 128, 256, 4, 3, how, ahead=True), Tile(16, 128, 128, 4, 3, how), Tile(16, 64, 128, 2, 4, how)]
+    return [Tile(bucket_rows, 128, 128, 4, 3, how), Tile(bucket_rows, 64, 128, 4, 3, how)]
 
 
 def large(backend: str, how: str) -> list[Tile]:

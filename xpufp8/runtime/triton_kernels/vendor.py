@@ -14,12 +14,19 @@ from xpufp8.runtime.triton_kernels import launch
 if TYPE_CHECKING:
     import torch
 
+LEAST_ROWS = 32
+"""Rows below which memory alone sets the time, and rounding activations would only cost."""
+
 
 def takes(layer: Any, n: int, k: int) -> bool:
-    """True where ``torch._scaled_mm`` has a form for a layer's scales and sizes, on whatever device."""
+    """True where ``torch._scaled_mm`` has a form for a layer's scales and sizes, on whatever device.
+
+    cuBLAS wants rows of block scales filled up to a multiple of four and torch 2.11 does not ask: with three blocks along K the product
+    was wrong without a word (H200). So K is a multiple of four blocks here.
+    """
     if layer.layout == "block":
         blocks = (layer.group_n, layer.group_k) == (launch.GROUP, launch.GROUP)
-        return blocks and n % launch.GROUP == k % launch.GROUP == 0
+        return blocks and n % launch.GROUP == k % (4 * launch.GROUP) == 0
     return n % 16 == k % 16 == 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda as cuda_only
 
 # Releases have one way to describe blocks of memory or the other or both. A compiler looks up every name in a function, also in
 # branches that are not taken, so what this release lacks is None here rather than a missing attribute there.
@@ -35,6 +36,11 @@ if hasattr(tl, "make_block_ptr") and hasattr(tl, "advance"):
     def advance(block, r, c):
         """The block ``r`` rows and ``c`` columns on."""
         return tl.advance(block, (r, c))
+
+
+# One vendor's way to start a kernel while the last one ends. Elsewhere nothing calls these.
+start_next = getattr(cuda_only, "gdc_launch_dependents", None)
+wait_for_last = getattr(cuda_only, "gdc_wait", None)
 
 
 @triton.jit
