@@ -37,14 +37,17 @@ SCHEMAS = {
 REFERENCES = {"w8a16": w8a16, "w8a16_trans_b": w8a16_trans_b, "anonymous": w8a16_trans_b, "fp8_gemm": fp8_gemm}
 
 
+NAMES = itertools.count()
+"""torch.fx keeps the signature of an op by its name for as long as the process lives, so that no name may come twice."""
+
+
 @pytest.fixture
 def define(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Define an op with a real CPU kernel in a namespace of the test's own, and row it under the name of the real one."""
     libraries: list[Any] = []
-    counter = itertools.count()
 
     def make(kind: str, like: str, *, fake: Any = None, reference: Any = None) -> tuple[str, Any]:
-        namespace = f"xpufp8_test_{id(libraries)}_{next(counter)}"
+        namespace = f"xpufp8_test_{next(NAMES)}"
         library = torch.library.Library(namespace, "DEF")
         libraries.append(library)
         library.define(f"op{SCHEMAS.get(kind, kind)}")
